@@ -243,6 +243,45 @@ int cox_handle_open_pidfd(const struct cox_handle_info *info, const struct cox_p
     return fd_give(info, &fd, ret_fd, err);
 }
 
+/* The access mode of an fd of another process: the permissions of its link in /proc are those. */
+static int link_access_mode(const struct stat *link)
+{
+    return !(link->st_mode & S_IWUSR) ? O_RDONLY : link->st_mode & S_IRUSR ? O_RDWR : O_WRONLY;
+}
+
+int cox_handle_open_proc(const struct cox_handle_info *info, int *ret_fd, struct cox_error *err)
+{
+    /* O_NONBLOCK: what the fd is may change after the check of its type. */
+    const int flags = O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    struct stat link, object;
+    char path[64];
+    if (info->kind != COX_HANDLE_MEMORY)
+        return -EACCES;
+    snprintf(path, sizeof path, "/proc/%" PRIu32 "/fd/%" PRIu32, info->pid, info->fd);
+    int r = lstat(path, &link) < 0 || stat(path, &object) < 0 ? -errno : 0;
+    if (r == 0 && cox_handle_kind_of(&object) == COX_HANDLE_MEMORY) {
+        fd = open(path, link_access_mode(&link) | flags);
+        r = fd < 0 ? -errno : 0;
+    } else if (r == 0) {
+        r = -ENOENT;
+    }
+    /* Afterwards: if the process with this pid is the exporter now, it was so all the time. */
+    int alive = cox_handle_check_exporter(info);
+    if (alive == COX_PEER_DEAD)
+        return cox_handle_fail_dead(info, err);
+    if (r == -ENOENT && alive == 0)
+        return fail_closed(info, err);
+    if (r == 0)
+        r = alive;
+    if (r == 0)
+        return fd_give(info, &fd, ret_fd, err);
+    /* ENOENT: /proc hides the exporter. ENXIO: memory that cannot be opened (memfd_secret). */
+    if (cox_handle_way_closed(r) || r == -ENOENT || r == -ENXIO)
+        return -EACCES;
+    return cox_fail(err, r, "%s: %s", path, cox_status_text(r));
+}
+
 static int fail_no_way(const struct cox_handle_info *info, int closed, const char *control_socket,
                        struct cox_error *err)
 {
@@ -258,9 +297,22 @@ static int fail_no_way(const struct cox_handle_info *info, int closed, const cha
                     info->fd, info->pid, cox_status_text(closed), control_socket, why);
 }
 
-int cox_handle_open_socket(const struct cox_handle *handle, const struct cox_handle_info *info,
+/* The last way; `control_socket` says what came of the one before. */
+static int open_last(const struct cox_handle_info *info, int closed, const char *control_socket,
+                     int *ret_fd, struct cox_error *err)
+{
+    int r = cox_handle_open_proc(info, ret_fd, err);
+    if (!cox_handle_way_closed(r))
+        return r;
+    /* It may have died since, so that the control socket has no entry. */
+    if (cox_handle_check_exporter(info) == COX_PEER_DEAD)
+        return cox_handle_fail_dead(info, err);
+    return fail_no_way(info, closed, control_socket, err);
+}
+
+int cox_handle_open_denied(const struct cox_handle *handle, const struct cox_handle_info *info,
                            const char *socket_path, uint64_t deadline_ns, int closed, int *ret_fd,
-                           struct cox_error *err)
+                           enum cox_handle_way *ret_way, struct cox_error *err)
 {
     struct cox_fd_store fd_store = {.fd = -1};
     struct cox_error control_socket = {0};
@@ -273,24 +325,27 @@ int cox_handle_open_socket(const struct cox_handle *handle, const struct cox_han
     if (r && !cox_handle_way_closed(r))
         return cox_fail(err, r, "whether process %" PRIu32 " lives is unknown: %s", info->pid,
                         cox_status_text(r));
+    *ret_way = socket_path ? COX_HANDLE_BY_SOCKET : COX_HANDLE_BY_PROC;
     if (!socket_path)
-        return fail_no_way(info, closed, "no control socket was named that may have it", err);
+        return open_last(info, closed, "no control socket was named that may have it", ret_fd, err);
     r = cox_fd_store_connect(&fd_store, socket_path, deadline_ns, &control_socket);
     if (r == 0)
         r = cox_fd_store_get(&fd_store, handle, deadline_ns, &fd, &control_socket);
     cox_fd_store_close(&fd_store);
     if (r == 0)
         return fd_give(info, &fd, ret_fd, err);
-    if (r == COX_TIMEOUT || r < 0)
-        return cox_fail(err, r, "the control socket %s: %s", socket_path,
-                        control_socket.text[0] ? control_socket.text : cox_status_text(r));
-    /* It may have died since, so that the control socket has no entry. */
-    if (cox_handle_check_exporter(info) == COX_PEER_DEAD)
-        return cox_handle_fail_dead(info, err);
+    *ret_way = COX_HANDLE_BY_PROC;
+    const char *why = control_socket.text[0] ? control_socket.text : cox_status_text(r);
+    if (r == COX_TIMEOUT || r < 0) {
+        int last = cox_handle_open_proc(info, ret_fd, err);
+        return cox_handle_way_closed(last)
+                   ? cox_fail(err, r, "the control socket %s: %s", socket_path, why)
+                   : last;
+    }
     snprintf(text, sizeof text, "the control socket %.160s does not help: %.300s", socket_path,
-             control_socket.text[0] ? control_socket.text : cox_status_text(r));
+             why);
     cox_text_trim(text);
-    return fail_no_way(info, closed, text, err);
+    return open_last(info, closed, text, ret_fd, err);
 }
 
 static int open_foreign(const struct cox_handle *handle, const struct cox_handle_info *info,
@@ -305,8 +360,7 @@ static int open_foreign(const struct cox_handle *handle, const struct cox_handle
     *ret_way = COX_HANDLE_BY_PIDFD;
     if (!cox_handle_way_closed(r))
         return r;
-    *ret_way = COX_HANDLE_BY_SOCKET;
-    return cox_handle_open_socket(handle, info, socket_path, deadline_ns, r, ret_fd, err);
+    return cox_handle_open_denied(handle, info, socket_path, deadline_ns, r, ret_fd, ret_way, err);
 }
 
 int cox_handle_open_way(const struct cox_handle *handle, const char *socket_path,

@@ -48,13 +48,14 @@ enum cox_handle_way {
     COX_HANDLE_BY_DUP, /* exported by this process */
     COX_HANDLE_BY_PIDFD,
     COX_HANDLE_BY_SOCKET,
+    COX_HANDLE_BY_PROC,
 };
 
 /* Returns 0 if the handle was made on this system, else COX_NOT_FOUND. Does not check the pid. */
 int cox_handle_reachable(const struct cox_handle_info *info, uint64_t system,
                          struct cox_error *err);
-/* True for results of the two functions below (without an error text) after which the control
- * socket may still succeed: the kernel lacks the call, or a policy denies it. */
+/* True for results of functions below (without an error text) after which another way may still
+ * succeed: the kernel lacks the call, or a policy denies it. */
 static inline bool cox_handle_way_closed(int r)
 {
     return r == -ENOSYS || r == -EPERM || r == -EACCES;
@@ -77,12 +78,16 @@ int cox_handle_open_pidfd(const struct cox_handle_info *info, const struct cox_p
                           int *ret_fd, struct cox_error *err);
 /* For a handle that this process has exported. Returns 0; COX_NOT_FOUND; -errno. */
 int cox_handle_open_own(const struct cox_handle_info *info, int *ret_fd, struct cox_error *err);
-/* Asks the control socket, after pidfd_getfd failed with this -errno; socket_path NULL: there is
- * none. Returns 0; COX_PEER_DEAD; COX_DENIED; COX_UNSUPPORTED; COX_TIMEOUT; COX_NOT_FOUND; -errno.
+/* Memory only: opens by /proc what the exporter has open, with the access mode of its fd. Yama does
+ * not deny that, and no control socket is needed. Returns 0; COX_NOT_FOUND; COX_PEER_DEAD; -errno.
  */
-int cox_handle_open_socket(const struct cox_handle *handle, const struct cox_handle_info *info,
+int cox_handle_open_proc(const struct cox_handle_info *info, int *ret_fd, struct cox_error *err);
+/* The other ways, after pidfd_getfd failed with this -errno: the control socket (socket_path NULL:
+ * there is none), then /proc. Returns 0; COX_PEER_DEAD; COX_DENIED; COX_UNSUPPORTED; COX_TIMEOUT;
+ * COX_NOT_FOUND; -errno. */
+int cox_handle_open_denied(const struct cox_handle *handle, const struct cox_handle_info *info,
                            const char *socket_path, uint64_t deadline_ns, int closed, int *ret_fd,
-                           struct cox_error *err);
+                           enum cox_handle_way *ret_way, struct cox_error *err);
 /* As cox_handle_open; *ret_way says how the fd was obtained. */
 int cox_handle_open_way(const struct cox_handle *handle, const char *socket_path,
                         uint64_t deadline_ns, int *ret_fd, enum cox_handle_way *ret_way,

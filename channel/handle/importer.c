@@ -236,6 +236,7 @@ static int exporter_check(struct cox_importer *importer, const struct cox_handle
                           const struct cox_handle_info *info, struct cox_error *err)
 {
     struct lookout lookout;
+    enum cox_handle_way way;
     _cox_cleanup_(cox_close_fd) int fd = -1;
     int r = peer_take(importer, info, &lookout, err);
     if (cox_handle_way_closed(r)) {
@@ -243,9 +244,9 @@ static int exporter_check(struct cox_importer *importer, const struct cox_handle
         if (alive == COX_PEER_DEAD)
             return cox_handle_fail_dead(info, err);
         return alive == 0 ? 0
-                          : cox_handle_open_socket(handle, info, importer->socket_path,
+                          : cox_handle_open_denied(handle, info, importer->socket_path,
                                                    cox_deadline_after_ms(importer->deadline_ms), r,
-                                                   &fd, err);
+                                                   &fd, &way, err);
     }
     if (r)
         return r;
@@ -258,6 +259,7 @@ static int fd_open(struct cox_importer *importer, const struct cox_handle *handl
                    const struct cox_handle_info *info, int *ret_fd, struct cox_error *err)
 {
     struct lookout lookout;
+    enum cox_handle_way way;
     int r = peer_take(importer, info, &lookout, err);
     if (r == 0) {
         r = cox_handle_open_pidfd(info, lookout_peer(&lookout), ret_fd, err);
@@ -265,8 +267,9 @@ static int fd_open(struct cox_importer *importer, const struct cox_handle *handl
     }
     if (!cox_handle_way_closed(r))
         return r;
-    return cox_handle_open_socket(handle, info, importer->socket_path,
-                                  cox_deadline_after_ms(importer->deadline_ms), r, ret_fd, err);
+    return cox_handle_open_denied(handle, info, importer->socket_path,
+                                  cox_deadline_after_ms(importer->deadline_ms), r, ret_fd, &way,
+                                  err);
 }
 
 /* The unit of offset and size of a mapping: munmap, too, handles huge pages only as a whole. */

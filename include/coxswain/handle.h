@@ -2,10 +2,10 @@
  * handle: an fd as 64 plain bytes, which may be copied to a file, a protobuf field or shared
  * memory. A process that gets the bytes can open the same object.
  *
- * Opening copies the fd from the exporter with pidfd_getfd, and then checks that it is the object
- * that was exported. The kernel may lack this call, or deny it (Yama, seccomp, an exporter that is
- * not dumpable). The fd is then fetched from a control socket, if the exporter stored it there
- * and the importer has that socket's path. Each open tries both ways again.
+ * Opening copies the fd from the exporter with pidfd_getfd, and checks that it is the exported one.
+ * Where the kernel lacks or denies that (Yama, seccomp, an exporter that is not dumpable), it is
+ * fetched from a control socket, if the exporter stored it there and the importer has its path; or
+ * memory is opened by /proc, with the access of the exporter's fd. Each open tries all ways again.
  *
  * The check has limits. Devices opened twice, and kernel objects like eventfds, share one inode,
  * and some file systems reuse the inode number of a removed file. After a put, the check cannot
@@ -160,8 +160,8 @@ COX_PUBLIC int cox_exporter_put(struct cox_exporter *exporter, const struct cox_
  *     ("unreachable", detected before any call on the pid); or the exporter has closed the fd, or
  *     reused its number for another object
  *   COX_PEER_DEAD: the exporter is dead, or another process has its pid now
- *   COX_DENIED: not allowed (another user, Yama, seccomp), and no control socket helped
- *   COX_UNSUPPORTED: the kernel has no pidfd_getfd, and no control socket helped
+ *   COX_DENIED: not allowed (another user, Yama, seccomp), and no other way helped
+ *   COX_UNSUPPORTED: the kernel has no pidfd_getfd, and no other way helped
  *   COX_TIMEOUT
  *   -errno
  */
@@ -173,7 +173,7 @@ struct cox_importer;
 struct cox_importer_options {
     /* set by COX_IMPORTER_OPTIONS_INIT (base.h) */
     size_t size;
-    /* NULL: pidfd_getfd only */
+    /* NULL: none */
     const char *socket_path;
     /* for each connection to the control socket; 0: 1,000 */
     uint64_t deadline_ms;

@@ -195,6 +195,7 @@ static int opened_print(const struct handle_options *options, const struct cox_h
         [COX_HANDLE_BY_DUP] = "dup: it is this process's own",
         [COX_HANDLE_BY_PIDFD] = "pidfd_getfd",
         [COX_HANDLE_BY_SOCKET] = "the control socket",
+        [COX_HANDLE_BY_PROC] = "/proc",
     };
     enum cox_handle_way way;
     int fd = -1;

@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -232,6 +233,8 @@ static void exchange_end(void *object)
     close(*(int *)object);
 }
 
+DESTROY(fd_end, close(*(int *)object))
+
 static int exporter_new(void *object, struct cox_error *err)
 {
     const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
@@ -251,18 +254,36 @@ static void exporter_prepare(void)
     assert_int_equal(cox_exporter_export(exporter, own_file, 0, 0, &exported, NULL), 0);
 }
 
+/* No memory, which would be opened by /proc whatever the control socket says. */
+static void exporter_prepare_other(void)
+{
+    int fd = eventfd(0, EFD_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(exporter_new(&exporter, NULL), 0);
+    assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &exported, NULL), 0);
+    close(fd);
+}
+
 static void exporter_restore(void)
 {
     exporter = cox_exporter_free(exporter);
 }
 
 /* As if pidfd_getfd were denied. */
-static int open_by_socket(void *object, struct cox_error *err)
+static int open_denied(void *object, struct cox_error *err)
+{
+    struct cox_handle_info info;
+    enum cox_handle_way way;
+    assert_int_equal(cox_handle_parse(&exported, &info, NULL), 0);
+    return cox_handle_open_denied(&exported, &info, path, cox_deadline_after_ms(TEST_PATIENCE_MS),
+                                  -EPERM, object, &way, err);
+}
+
+static int open_by_proc(void *object, struct cox_error *err)
 {
     struct cox_handle_info info;
     assert_int_equal(cox_handle_parse(&exported, &info, NULL), 0);
-    return cox_handle_open_socket(&exported, &info, path, cox_deadline_after_ms(TEST_PATIENCE_MS),
-                                  -EPERM, object, err);
+    return cox_handle_open_proc(&info, object, err);
 }
 
 /* Each time with an exporter of its own: a connection that has failed is left for good. */
@@ -310,7 +331,8 @@ static const struct countdown_subject connections[] = {
      .lenient = true, /* the number that is its turn may be too high */
      .construct = export_once,
      .destroy = export_end},
-    SUBJECT(open_by_socket, MAKES(int, exchange_end), AROUND(exporter_prepare, exporter_restore)),
+    SUBJECT(open_denied, MAKES(int, fd_end), AROUND(exporter_prepare_other, exporter_restore)),
+    SUBJECT(open_by_proc, MAKES(int, exchange_end), AROUND(exporter_prepare, exporter_restore)),
     SUBJECT(pair, MAKES(int[2], pair_close), .wordless = true),
 };
 

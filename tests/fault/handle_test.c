@@ -46,7 +46,7 @@ static void expect_open(const struct cox_handle *handle, int code)
 
 struct expectation {
     struct cox_handle handle;
-    /* else that way is denied */
+    /* else pidfd_getfd is denied */
     bool by_pidfd;
     int code;
 };
@@ -59,12 +59,12 @@ static void expect_in_child(void *context)
     expect_open(&expected->handle, expected->code);
 }
 
-/* Both ways; by the control socket only where filters can be had. */
-static void expect_both(const struct cox_handle *handle, int by_pidfd, int by_socket)
+/* With pidfd_getfd, and, where filters can be had, without: the other ways give the same. */
+static void expect_both(const struct cox_handle *handle, int code)
 {
-    struct expectation expected = {*handle, true, by_pidfd};
+    struct expectation expected = {*handle, true, code};
     child_run(expect_in_child, &expected);
-    expected = (struct expectation){*handle, false, by_socket};
+    expected.by_pidfd = false;
     if (filters_possible())
         child_run(expect_in_child, &expected);
 }
@@ -120,7 +120,7 @@ SOCKET_TEST(l8_b29_an_exporter_that_dies_at_any_step_is_gone_with_all_it_exporte
             killed = struck(client_start(export_and_put, &life));
             close(told[1]);
             while (read(told[0], &handle, sizeof handle) == sizeof handle)
-                expect_both(&handle, COX_PEER_DEAD, COX_PEER_DEAD);
+                expect_both(&handle, COX_PEER_DEAD);
             close(told[0]);
             await_fds(before);
         }
@@ -134,13 +134,14 @@ SOCKET_TEST(l15_b2_an_exporter_that_stops_between_two_steps)
 {
     static const struct {
         const char *plan;
-        /* the first handle, whose end comes first */
-        int by_pidfd, by_socket;
+        /* of the first handle, whose end comes first */
+        int code;
+        bool second;
     } stops[] = {
-        {"handle.exported:stop:coordinator:2", 0, 0},
-        {"handle.stored:stop:coordinator:2", 0, 0},
-        {"handle.withdrawn:stop:coordinator:1", 0, COX_DENIED},
-        {"handle.put:stop:coordinator:1", COX_NOT_FOUND, COX_DENIED},
+        {"handle.exported:stop:coordinator:2", 0, false},
+        {"handle.stored:stop:coordinator:2", 0, false},
+        {"handle.withdrawn:stop:coordinator:1", 0, true},
+        {"handle.put:stop:coordinator:1", COX_NOT_FOUND, true},
     };
     begin();
     int before = fd_count_at(control_socket);
@@ -155,10 +156,10 @@ SOCKET_TEST(l15_b2_an_exporter_that_stops_between_two_steps)
         assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
         assert_true(WIFSTOPPED(status));
         assert_int_equal(read(told[0], &handles[0], sizeof handles[0]), sizeof handles[0]);
-        expect_both(&handles[0], stops[i].by_pidfd, stops[i].by_socket);
-        if (stops[i].by_socket) { /* the other one is not touched */
+        expect_both(&handles[0], stops[i].code);
+        if (stops[i].second) { /* the other one is not touched */
             assert_int_equal(read(told[0], &handles[1], sizeof handles[1]), sizeof handles[1]);
-            expect_both(&handles[1], 0, 0);
+            expect_both(&handles[1], 0);
         }
         kill(pid, SIGCONT);
         child_join(pid);
@@ -227,13 +228,13 @@ SOCKET_TEST(l15_b29_an_importer_that_dies_at_any_step_costs_no_other_anything)
             killed = struck(client_start(import_once, &opening));
             await_fds(before);
             assert_int_equal(peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number, there);
-            expect_both(&opening.handle, 0, 0);
+            expect_both(&opening.handle, 0);
         }
         if (count == 1)
             fail_msg("nobody passes %s", deaths[d].point);
     }
     assert_int_equal(peer_ask(&peer, PEER_PUT, 0, &opening.handle).result, 0);
-    expect_both(&opening.handle, COX_NOT_FOUND, COX_DENIED);
+    expect_both(&opening.handle, COX_NOT_FOUND);
     peer_end(&peer);
 }
 

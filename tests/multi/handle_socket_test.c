@@ -1,4 +1,6 @@
-/* By-value handles where pidfd_getfd is missing or denied: the control socket has the fd. */
+/* By-value handles where pidfd_getfd is missing or denied: the control socket has the fd, or memory
+ * is opened by /proc. */
+#include "channel/base/handle_format.h"
 #include "channel/handle/handle_internal.h"
 #include "channel/socket/control_socket.h"
 #include "channel/socket/socket.h"
@@ -83,7 +85,8 @@ static void expect_opened(const struct cox_handle *handle, enum cox_handle_way e
 /* ---- closed ways ---- */
 
 struct denial {
-    struct cox_handle first, second;
+    /* the last one: no memory */
+    struct cox_handle first, second, other;
     uint32_t call;
     int error;
 };
@@ -112,10 +115,13 @@ static void open_by_socket(void *context)
     cox_importer_close(importer, one);
     cox_importer_close(importer, one);
     cox_importer_close(importer, two);
-    struct cox_handle forged = denial->second; /* that one was never stored */
+    struct cox_handle forged = denial->other; /* that one was never stored */
     handle_forge(&forged, 56, 4, 7);
     expect_refused(&forged, denial->error == ENOSYS ? COX_UNSUPPORTED : COX_DENIED,
                    "does not help");
+    forged = denial->second;
+    handle_forge(&forged, 56, 4, 7);
+    expect_opened(&forged, COX_HANDLE_BY_PROC, 2);
     cox_importer_free(importer);
     CHECK(fd_count() == fds);
 }
@@ -129,7 +135,8 @@ HANDLE_TEST(l11_l12_b27_denied_or_missing_later_the_socket_has_it)
     socket_start(0);
     struct peer peer = peer_start(&(struct peer_options){.socket_path = path});
     struct denial denial = {.first = peer_export(&peer, PEER_EXPORT, 1),
-                            .second = peer_export(&peer, PEER_EXPORT_AT, 2)};
+                            .second = peer_export(&peer, PEER_EXPORT_AT, 2),
+                            .other = peer_export(&peer, PEER_EXPORT_SOCKET, 0)};
     const struct {
         uint32_t call;
         int error;
@@ -143,6 +150,60 @@ HANDLE_TEST(l11_l12_b27_denied_or_missing_later_the_socket_has_it)
         child_run(open_by_socket, &denial);
     }
     peer_end(&peer);
+}
+
+/* ---- by /proc ---- */
+
+struct modes {
+    struct cox_handle whole, reader, fifo;
+    /* as a forged handle says: the same as memory */
+    struct cox_handle fifo_as_memory;
+};
+
+static void open_modes(void *context)
+{
+    const struct modes *modes = context;
+    enum cox_handle_way way;
+    int fds = fd_count(), fd = -1;
+    call_deny(SYS_pidfd_getfd, ANY_ARGUMENT, EPERM);
+    path = NULL;
+    CHECK(cox_handle_open_way(&modes->whole, NULL, PATIENCE, &fd, &way, NULL) == 0);
+    CHECK(way == COX_HANDLE_BY_PROC && (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR);
+    close(fd);
+    CHECK(cox_handle_open_way(&modes->reader, NULL, PATIENCE, &fd, &way, NULL) == 0);
+    CHECK(way == COX_HANDLE_BY_PROC && (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY);
+    close(fd);
+    expect_refused(&modes->fifo, COX_DENIED, "no control socket was named");
+    expect_refused(&modes->fifo_as_memory, COX_NOT_FOUND, "the handle was put");
+    CHECK(fd_count() == fds);
+}
+
+/* What the exporter has opened for reading, nobody opens for writing. */
+HANDLE_TEST(l12_by_proc_memory_opens_as_its_exporter_has_it_and_nothing_else_does)
+{
+    struct cox_exporter *exporter;
+    struct modes modes;
+    char self[64];
+    int pipe_fds[2];
+    if (!filters_possible())
+        skip();
+    assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
+    int fd = object_new(PEER_OBJECT_SIZE, 16);
+    snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
+    int reader = open(self, O_RDONLY | O_CLOEXEC);
+    assert_int_equal(pipe2(pipe_fds, O_CLOEXEC), 0);
+    assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &modes.whole, NULL), 0);
+    assert_int_equal(cox_exporter_export(exporter, reader, 0, 0, &modes.reader, NULL), 0);
+    assert_int_equal(cox_exporter_export(exporter, pipe_fds[0], 0, 0, &modes.fifo, NULL), 0);
+    modes.fifo_as_memory = modes.fifo;
+    handle_forge(&modes.fifo_as_memory, COX_HANDLE_AT_KIND, 1, COX_HANDLE_MEMORY);
+    handle_forge(&modes.fifo_as_memory, COX_HANDLE_AT_SIZE, 8, 1);
+    child_run(open_modes, &modes);
+    cox_exporter_free(exporter);
+    close(fd);
+    close(reader);
+    close(pipe_fds[0]);
+    close(pipe_fds[1]);
 }
 
 static void not_dumpable_scene(void *context)
@@ -262,7 +323,7 @@ static void open_around_a_death(void *context)
     const struct scene *scene = context;
     call_deny(SYS_pidfd_getfd, ANY_ARGUMENT, EPERM);
     expect_opened(&scene->kept, COX_HANDLE_BY_SOCKET, 6);
-    expect_refused(&scene->put, COX_DENIED, "not found");
+    expect_refused(&scene->put, COX_NOT_FOUND, "the handle was put");
     tell(scene->ready);
     CHECK(heard(scene->go));
     expect_refused(&scene->kept, COX_PEER_DEAD, "is gone");
@@ -299,10 +360,10 @@ static void open_without_its_socket(void *context)
 {
     expect_opened(context, COX_HANDLE_BY_PIDFD, 8);
     call_deny(SYS_pidfd_getfd, ANY_ARGUMENT, EPERM);
-    expect_refused(context, COX_DENIED, "does not help");
+    expect_opened(context, COX_HANDLE_BY_PROC, 8);
 }
 
-HANDLE_TEST(l12_a_socket_that_is_gone_leaves_the_other_way)
+HANDLE_TEST(l12_a_socket_that_is_gone_leaves_the_other_ways)
 {
     char gone[COX_SOCKET_PATH_SIZE];
     if (!test_can_take_fds())

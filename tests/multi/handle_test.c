@@ -578,26 +578,26 @@ static void open_denied(void *context)
     struct cox_importer *importer;
     const struct cox_import *import, *open;
     CHECK(cox_importer_new(NULL, &importer, NULL) == 0);
-    CHECK(cox_importer_open(importer, &denial->handle, COX_IMPORT_READ, &open, NULL) == 0);
+    CHECK(cox_importer_open(importer, &denial->handle, COX_IMPORT_FD, &open, NULL) == 0);
     struct cox_handle other = denial->handle; /* of the same object, not open yet */
     handle_forge(&other, 56, 4, 1);
     int fds = fd_count();
     call_deny(denial->call, ANY_ARGUMENT, denial->error); /* B27: after a first success */
     expect_refused(&denial->handle, denial->code, denial->word);
     struct cox_error err = {0};
-    int r = cox_importer_open(importer, &other, COX_IMPORT_READ, &import, &err);
+    int r = cox_importer_open(importer, &other, COX_IMPORT_FD, &import, &err);
     /* A pidfd that is kept needs no pidfd_open. */
     CHECK(denial->call == SYS_pidfd_open ? r == 0 : r == denial->code);
     if (r == 0)
         cox_importer_close(importer, import);
     CHECK(r == 0 || strstr(err.text, denial->word));
-    CHECK(cox_importer_open(importer, &denial->handle, COX_IMPORT_READ, &import, NULL) == 0);
+    CHECK(cox_importer_open(importer, &denial->handle, COX_IMPORT_FD, &import, NULL) == 0);
     cox_importer_close(importer, import);
     CHECK(fd_count() == fds);
     cox_importer_close(importer, open);
     cox_importer_free(importer);
     CHECK(cox_importer_new(NULL, &importer, NULL) == 0); /* nothing is kept */
-    CHECK(cox_importer_open(importer, &other, COX_IMPORT_READ, &import, NULL) == denial->code);
+    CHECK(cox_importer_open(importer, &other, COX_IMPORT_FD, &import, NULL) == denial->code);
     cox_importer_free(importer);
 }
 
@@ -606,7 +606,8 @@ LEAK_TEST(l11_b27_without_the_calls_and_without_a_socket_it_says_so)
     if (!filters_possible())
         skip();
     struct peer peer = peer_start(NULL);
-    struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 16);
+    /* No memory: that would be opened by /proc. */
+    struct cox_handle handle = peer_export(&peer, PEER_EXPORT_SOCKET, 0);
     struct denial denials[] = {
         {handle, SYS_pidfd_getfd, ENOSYS, COX_UNSUPPORTED, "no pidfd_getfd (Linux 5.6 has it)"},
         {handle, SYS_pidfd_getfd, EPERM, COX_DENIED, "a seccomp filter is on this process"},
@@ -618,7 +619,6 @@ LEAK_TEST(l11_b27_without_the_calls_and_without_a_socket_it_says_so)
     };
     for (size_t i = 0; i < sizeof denials / sizeof denials[0]; i++)
         child_run(open_denied, &denials[i]);
-    handle_opens(&handle, 16);
     peer_end(&peer);
 }
 

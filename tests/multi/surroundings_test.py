@@ -15,7 +15,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import harness  # pylint: disable=wrong-import-position
 from groups import RESTART, Group  # pylint: disable=wrong-import-position
 from harness import (MODEL, TIMEOUT, check, environment, expect, run, skip, start, test,
-                     wait_until)
+                     wait_until, without)
 
 harness.begin(harness.parser(__doc__))
 
@@ -68,6 +68,51 @@ def a_named_group_outlives_its_runtime_directory():
 @test
 def a_sealed_group_outlives_its_runtime_directory():
     renews("sealed")
+
+
+def maps_weights(pid):
+    return "/memfd:cox_weights" in harness.read("/proc/%d/maps" % pid)
+
+
+def shares_its_weights(attach):
+    """A rank takes the weights' fd by pidfd_getfd, which Yama denies to a child, or at the control socket."""
+    folder = tempfile.mkdtemp(dir=harness.scratch)
+    directory, log = os.path.join(folder, "runtime"), os.path.join(folder, "log")
+    env = environment(COXSWAIN_RUNTIME_DIR=directory)
+    with open(log, "w", encoding="utf-8") as stream:
+        process = start(["run", "-n", "2", "--name", "away", "--attach", attach, "--model", MODEL, *RESTART],
+                        under=without("pidfd_getfd=EPERM"), env=env, stderr=stream)
+    try:
+        pid = int([process.stdout.readline().split() for _ in range(4)][3][3])
+        check(maps_weights(pid), "rank 1 has weights of its own")
+        shutil.rmtree(directory)
+        with open(directory, "w", encoding="ascii"):
+            pass
+        wait_until(lambda: "until it can be made anew" in harness.read(log), "a directory that is gone for good")
+        os.kill(pid, signal.SIGKILL)
+
+        def is_replaced():
+            check(process.poll() is None, "the group has ended:\n" + harness.read(log))
+            return sum(child != pid and maps_weights(child) for child in harness.children(process.pid)) == 2
+        wait_until(is_replaced, "a replacement that has the weights")
+        os.unlink(directory)
+        wait_until(lambda: run(["status", "--name", "away"], env=env).status == 0, "a group that is found again")
+        expect(run(["generate", "--name", "away", "1+1="], env=env), 0)
+        expect(run(["stop", "--name", "away"], env=env), 0)
+        check(process.wait(TIMEOUT) == 0, "another exit status")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@test
+def a_named_group_without_its_runtime_directory_shares_its_weights_under_yama():
+    shares_its_weights("named")
+
+
+@test
+def a_sealed_group_without_its_runtime_directory_shares_its_weights_under_yama():
+    shares_its_weights("sealed")
 
 
 def names_the_rank(hold, release, what):

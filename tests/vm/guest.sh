@@ -100,14 +100,27 @@ done
 coxswain clean
 
 # Scope 3 cannot be left again.
+install -d -o alice -m 700 /run/alice
+COXSWAIN_RUNTIME_DIR=/run/alice/traced
+export COXSWAIN_RUNTIME_DIR
 for scope in 0 1 2 3; do
     echo $scope >/proc/sys/kernel/yama/ptrace_scope
-    serves traced sealed
+    serves traced sealed COXSWAIN_RUNTIME_DIR=$COXSWAIN_RUNTIME_DIR
     check "Yama $scope: a group runs" until_ 300 alice coxswain status --name traced
     check "Yama $scope: stacks" alice coxswain stacks --name traced
     figure "Yama $scope: $(grep -c ' + 0x' /tmp/output) native frames; $(sed -n 's/^not there: //p' /tmp/output | tr '\n' ' ')"
+    pid=$(rank_pid traced)
+    rm -r $COXSWAIN_RUNTIME_DIR
+    touch $COXSWAIN_RUNTIME_DIR
+    check "Yama $scope: the runtime directory is gone for good" until_ 60 said traced "until it can be made anew"
+    kill -KILL "$pid"
+    check "Yama $scope: a rank that shares weights is replaced" until_ 300 said traced "replaced by process"
+    rm $COXSWAIN_RUNTIME_DIR
+    check "Yama $scope: it answers" until_ 60 answers traced
     systemctl stop traced
+    rm -f $logs/traced
 done
+unset COXSWAIN_RUNTIME_DIR
 
 check "nothing is left" [ -z "$(find /dev/shm -name 'cox*' -o -name '*_control')" ]
 end
