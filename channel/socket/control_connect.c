@@ -99,8 +99,8 @@ static int connect_open_runtime_dir(const char *path, int *ret_fd, const char **
         return cox_fail(err, COX_NOT_FOUND, "no control socket is at %s: the folder does not exist",
                         path);
     if (e == ENOTDIR || e == ELOOP || e == EACCES)
-        return cox_fail(err, COX_DENIED, "%s: expected a folder of this user, %s", where,
-                        cox_status_text(-e));
+        return cox_fail(err, COX_DENIED, "%s: expected a folder of this user, %s%s", where,
+                        cox_status_text(-e), e == EACCES ? cox_runtime_dir_remedy(where) : "");
     if (e)
         return cox_fail(err, -e, "%s: %s", where, cox_status_text(-e));
     *ret_fd = fd;
@@ -117,7 +117,8 @@ static int connect_check_file(int runtime_dir_fd, const char *file, const char *
             return cox_fail(err, COX_NOT_FOUND,
                             "no control socket is at %s: is the coordinator running?", path);
         if (errno == EACCES)
-            return cox_fail(err, COX_DENIED, "%s: %s", path, cox_status_text(-errno));
+            return cox_fail(err, COX_DENIED, "%s: %s%s", path, cox_status_text(-errno),
+                            cox_runtime_dir_remedy(path));
         return cox_fail(err, -errno, "%s: %s", path, cox_status_text(-errno));
     }
     if (!S_ISSOCK(st.st_mode))

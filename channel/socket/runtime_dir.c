@@ -106,6 +106,22 @@ int cox_runtime_dir_search(uint32_t index, char buffer[COX_SOCKET_PATH_SIZE], st
     }
 }
 
+static bool is_below(const char *path, const char *folder)
+{
+    const size_t length = folder ? strlen(folder) : 0;
+    return length > 0 && strncmp(path, folder, length) == 0 &&
+           (path[length] == '/' || path[length] == '\0');
+}
+
+const char *cox_runtime_dir_remedy(const char *path)
+{
+    if (is_below(path, getenv("COXSWAIN_RUNTIME_DIR")))
+        return "; COXSWAIN_RUNTIME_DIR names it: unset it, or set it to a folder of your own";
+    if (is_below(path, getenv("XDG_RUNTIME_DIR")))
+        return "; XDG_RUNTIME_DIR is that of another user: unset it";
+    return "";
+}
+
 void cox_runtime_dir_file(const char *name, char buffer[COX_RUNTIME_DIR_FILE_SIZE])
 {
     if (strlen(name) + sizeof SOCKET_END <= COX_RUNTIME_DIR_FILE_SIZE)
@@ -171,7 +187,8 @@ static int runtime_dir_find(const char *path, int *ret_fd, struct cox_error *err
         return cox_fail(err, COX_DENIED, "%s is a link or a file, expected a folder: " OWN_DIR,
                         path);
     if (e)
-        return cox_fail(err, -e, "%s: %s", path, cox_status_text(-e));
+        return cox_fail(err, -e, "%s: %s%s", path, cox_status_text(-e),
+                        e == EACCES ? cox_runtime_dir_remedy(path) : "");
     *ret_fd = fd;
     return 0;
 }
@@ -183,7 +200,8 @@ int cox_runtime_dir_open(const char *path, bool create, int *ret_fd, struct cox_
     int e = create && mkdir(path, MODE) < 0 ? errno : 0;
     cox_fault_point(COX_FAULT_RUNTIME_DIR_MADE);
     if (e && e != EEXIST && e != ENOENT)
-        return cox_fail(err, -e, "%s cannot be made: %s", path, cox_status_text(-e));
+        return cox_fail(err, -e, "%s cannot be made: %s%s", path, cox_status_text(-e),
+                        e == EACCES ? cox_runtime_dir_remedy(path) : "");
     int r = runtime_dir_find(path, &named, err);
     if (r)
         return r;

@@ -39,6 +39,9 @@ int cox_runtime_dir_default(char buffer[COX_SOCKET_PATH_SIZE], struct cox_error 
  * and COX_EMPTY: there are fewer. */
 int cox_runtime_dir_search(uint32_t index, char buffer[COX_SOCKET_PATH_SIZE],
                            struct cox_error *err);
+/* For an error about a path that this user may not enter: what to do, if the environment has chosen
+ * it, as that of another user (su, runuser and sudo keep XDG_RUNTIME_DIR); else "". */
+const char *cox_runtime_dir_remedy(const char *path);
 /* The file of a group's control socket: NAME.sock; a name that is too long for an address is
  * shortened and has a hash of the whole. */
 void cox_runtime_dir_file(const char *name, char buffer[COX_RUNTIME_DIR_FILE_SIZE]);

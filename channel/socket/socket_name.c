@@ -35,7 +35,8 @@ static int name_find(const char *path, int *ret_runtime_dir_fd, const char **ret
     if (e == ENOENT)
         return cox_fail(err, COX_NOT_FOUND, "%s: no such folder", where);
     if (e == ENOTDIR || e == EACCES)
-        return cox_fail(err, COX_DENIED, "%s: %s", where, cox_status_text(-e));
+        return cox_fail(err, COX_DENIED, "%s: %s%s", where, cox_status_text(-e),
+                        e == EACCES ? cox_runtime_dir_remedy(where) : "");
     if (e == 0)
         e = -cox_fd_raise(&fd);
     if (e)
@@ -119,7 +120,8 @@ int cox_socket_connect(const char *path, uint64_t deadline_ns, int *ret_fd, stru
     }
     case -EACCES:
     case -EPERM:
-        return cox_fail(err, COX_DENIED, "%s: %s", path, cox_status_text(r));
+        return cox_fail(err, COX_DENIED, "%s: %s%s", path, cox_status_text(r),
+                        cox_runtime_dir_remedy(path));
     default:
         return cox_fail(err, r, "%s: %s", path, cox_status_text(r));
     }

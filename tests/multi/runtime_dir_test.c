@@ -3,6 +3,7 @@
 #include "control_socket_fixture.h"
 
 #include "channel/shm/geometry.h"
+#include "channel/socket/runtime_dir.h"
 #include "tests/lib/rights.h"
 
 #include <fcntl.h>
@@ -459,6 +460,34 @@ SOCKET_TEST(b9_b28_another_user_does_not_come_in)
     client_run(nobody_visits, "user 65534 may not come in: expected 0");
     assert_int_equal(read_count(&host.admitted), 0);
     assert_int_equal(chmod(runtime_dir, 0700), 0);
+}
+
+static void nobody_has_our_variable(void *context)
+{
+    const char *variable = context;
+    struct cox_hello hello = worker_hello();
+    struct cox_control_connection session;
+    struct cox_error err = {0}, made = {0};
+    char inner[80], socket_path[COX_SOCKET_PATH_SIZE];
+    int fd;
+    become_nobody();
+    CHECK(setenv(variable, runtime_dir, 1) == 0);
+    snprintf(inner, sizeof inner, "%s/coxswain", runtime_dir);
+    CHECK(cox_control_socket_find("test", socket_path, NULL) == 0);
+    CHECK(cox_control_socket_connect(socket_path, &hello, PATIENCE, &session, &err) == COX_DENIED);
+    CHECK(strstr(err.text, variable) && strstr(err.text, "unset it"));
+    CHECK(cox_runtime_dir_open(inner, true, &fd, &made) == -EACCES);
+    CHECK(strstr(made.text, variable) && strstr(made.text, "unset it"));
+}
+
+/* As su and runuser leave them. */
+SOCKET_TEST(variables_of_another_user_are_named)
+{
+    if (!test_can_switch_user())
+        skip();
+    assert_int_equal(mkdir(runtime_dir, 0700), 0);
+    client_run(nobody_has_our_variable, "XDG_RUNTIME_DIR");
+    client_run(nobody_has_our_variable, "COXSWAIN_RUNTIME_DIR");
 }
 
 static void nobody_serves(void *context)
