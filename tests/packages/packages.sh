@@ -94,6 +94,10 @@ try() {
         >>"$work/try.log" 2>&1 || { tail "$work/try.log" >&2; fail "install"; }
     files >"$work/installed"
     [ -d "$root/run/coxswain" ] || fail "/run/coxswain was not made"
+    [ -f "$root/lib/systemd/system/coxswain-weights.service" ] || fail "the unit of the holder of weights is missing"
+    [ -z "$(find "$root/etc/systemd" -name '*coxswain*')" ] || fail "an installation enables a service"
+    [ ! -e "$root/var/lib/dpkg/info/coxswain.preinst" ] || ! grep coxswain-weights "$root/var/lib/dpkg/info/coxswain.preinst" ||
+        fail "an upgrade stops the holder of weights"
     # The tests of debian/tests, by Debian's own program, as a user.
     inside useradd --create-home someone
     unshare --mount --pid --ipc --fork --kill-child sh -euc '

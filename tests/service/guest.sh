@@ -87,8 +87,15 @@ check "options that are refused are not tried again" sh -c \
 
 echo "COXSWAIN_OPTIONS=-n 2" >/etc/coxswain/main.conf
 check "a group runs while the package is removed" systemctl start coxswain@main
+check "the holder of weights is neither enabled nor started" sh -c \
+    '[ "$(systemctl is-enabled coxswain-weights) $(systemctl is-active coxswain-weights)" = "disabled inactive" ]'
+check "the holder of weights starts" systemctl start coxswain-weights
+check "it answers" sh -c 'runuser -u coxswain -- coxswain weights'
+check "an upgrade leaves both running" sh -c 'dpkg -i /root/coxswain_*.deb &&
+    systemctl is-active coxswain-weights && systemctl is-active coxswain@main'
 check "the package is removed" dpkg --purge coxswain
 check "its group was stopped" sh -c '[ "$(systemctl is-active coxswain@main)" != active ]'
+check "the holder of weights was stopped" sh -c '[ "$(systemctl is-active coxswain-weights)" != active ]'
 check "nothing is left" nothing_left
 check "no program is left" sh -c '! command -v coxswain'
 end

@@ -20,6 +20,7 @@ sh tools/root "$root" systemd systemd-sysv udev linux-image-cloud-"$(dpkg --prin
     libjansson4 libncurses6 libprotobuf-c1 procps
 
 cp build/packages/coxswain_*.deb "$root/tmp/"
+cp build/packages/coxswain_*.deb "$root/root/" # guest.sh installs it once more
 cp tests/service/guest.sh "$root/usr/local/sbin/guest"
 cp tests/lib/guest.sh "$root/usr/local/lib/guest.sh"
 cat >"$root/etc/systemd/system/guest.service" <<'END'
