@@ -14,7 +14,8 @@ it. Rules are lines of a comment below the heading:
     -->
 
 code has a word of the source's expression for the code (Python: the exception's name; `log` of log lines), in the
-start of a path; both may be lists (a|b). A text without an entry, and a rule without a text, is an error.
+start of a path; both may be lists (a|b). A text without an entry, and a rule without a text, is an error; so is a text
+which advises to remove what may be another program's or user's.
 """
 
 import ast
@@ -56,6 +57,7 @@ PIECE = re.compile(STRING + r"|\b[A-Z]\w+")
 CALL = re.compile(r"(?<![\w.>])(%s|(?:[a-z]\w*_)?(?:fail|refuse))\(" % "|".join([*SINKS, *LOGS]))
 PYTHON_LOG = re.compile(r"(?:log|logger)\.(?:warning|error|exception)|warnings\.warn")
 CONVERSION = re.compile(r"%[-#0 +']*[\d*]*(?:\.[\d*]*)?(?:hh|h|ll|l|z|j|t)?[a-zA-Z]")
+REMOVAL = re.compile(r"(?<!to )\bremove (?:it|them|that|this|the)\b|\brm -")
 
 
 def short(text):
@@ -193,6 +195,7 @@ def entries(source):
     found, wrong = texts(source)
     rows, rules = page(source)
     placed = []
+    wrong += ["%s: `%s` advises to remove something" % (path, text) for _, path, text in found if REMOVAL.search(text)]
     for code, path, text in found:
         named = [row for row in rows if row[0] in text]
         if named:
