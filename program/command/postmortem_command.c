@@ -50,7 +50,8 @@ static int words(void *context, int count, char *const *list, struct cox_error *
     struct postmortem_choice *choice = context;
     if (count > 1)
         return cox_fail(err, COX_INVALID, "one recording at a time: '%.64s' is another", list[1]);
-    choice->file = count ? list[0] : NULL;
+    /* "": a shell's "$(ls -t ...)" that has found no recording yet. */
+    choice->file = count && list[0][0] ? list[0] : NULL;
     if (!choice->folder)
         choice->folder = getenv("COXSWAIN_CRASH_DIR");
     if (!choice->file == !choice->name)

@@ -397,6 +397,7 @@ def test_a_command_line_that_is_wrong_is_explained():
                             (["status", "--wacth"], "did you mean --watch?"), (["stop", "--nmae=x"], "did you mean --name?")):
         check(expect(run(arguments), 2, part).out == "", "output for wrong input")
     check("did you mean" not in run(["frobnicate"]).err, "something was found")
+    expect(run(["postmortem", ""]), 2, "of what? A FILE")
     for command in ("generate", "eval", "run", "status", "recover", "lora", "role", "link", "unlink", "link-status",
                     "pull-kv", "reload", "stop", "layout", "clean", "doctor", "handle"):
         for flag in ("--help", "-h"):
