@@ -16,6 +16,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -149,7 +150,12 @@ bool cox_peer_stopped(pid_t pid)
     const char *field;
     if (peer_read_stat(pid, text, sizeof text, &field) || strlen(field) < 3)
         return false;
-    return field[2] == 'T' || field[2] == 't';
+    if (field[2] == 'T' || field[2] == 't')
+        return true;
+    /* A stopped process that a tracer lets go (coxswain stacks does) runs until it has stopped
+     * again; its parent is told all the while that it is stopped. */
+    siginfo_t info = {0};
+    return waitid(P_PID, (id_t)pid, &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
 }
 
 bool cox_peer_freezes_in(const char *function)

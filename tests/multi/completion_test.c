@@ -58,17 +58,8 @@ TEST(p3_a_death_is_reported_before_a_long_story)
     expect_death_reported(3, story);
 }
 
-/* A stopped process runs for a moment when who has read its stacks lets it go: it is alive then. */
-static struct test_group *start_without_stacks(uint32_t rank_count)
+GROUP_TEST(p3_many_late_ranks_are_reported_as_ranges, 8)
 {
-    struct cox_executor_options base = COX_EXECUTOR_OPTIONS_INIT;
-    base.recorder.stacks_off = true;
-    return test_group_start(rank_count, &base);
-}
-
-TEST(p3_many_late_ranks_are_reported_as_ranges)
-{
-    struct test_group *g = start_without_stacks(8);
     for (uint32_t rank = 0; rank < 7; rank++)
         test_stop_process(cox_executor_pid(test_group_executor(g), rank));
     struct test_completion c;
@@ -83,14 +74,13 @@ TEST(p3_many_late_ranks_are_reported_as_ranges)
     for (uint32_t rank = 0; rank < 7; rank++)
         assert_contains(c.ranks[rank].text, "alive but stopped by a signal");
     test_completion_deinit(&c);
-    test_group_free(g);
 }
 
 /* The others are inside the step, and wait for it. */
 TEST(p3_a_rank_that_cannot_go_on_is_named_first)
 {
     for (uint32_t n = 2; n <= 8; n *= 4) {
-        struct test_group *g = start_without_stacks(n);
+        struct test_group *g = test_group_start(n, NULL);
         struct test_pipe *pipe = test_pipe_new();
         struct test_completion c;
         const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 1500};

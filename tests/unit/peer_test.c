@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -301,6 +303,48 @@ LEAK_TEST(stopped_is_distinguished_from_running_and_dead)
     assert_false(cox_peer_stopped(pid));
     child_status(pid);
     assert_false(cox_peer_stopped(pid));
+}
+
+/* Stops the process as a debugger does, and lets it go, often. Each time the process wants the
+ * processor of this one, which does not give it away at once. */
+static void trace_often(void *context)
+{
+    const pid_t pid = *(const pid_t *)context;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET((size_t)sched_getcpu(), &one);
+    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+    CHECK(sched_setaffinity(pid, sizeof one, &one) == 0);
+    CHECK(setpriority(PRIO_PROCESS, (id_t)pid, 19) == 0);
+    for (int i = 0; i < 100; i++) {
+        if (ptrace(PTRACE_SEIZE, pid, NULL, NULL) < 0 && errno == EPERM)
+            return; /* Yama, or a container */
+        CHECK(ptrace(PTRACE_INTERRUPT, pid, NULL, NULL) == 0);
+        CHECK(waitpid(pid, NULL, __WALL) == pid);
+        CHECK(ptrace(PTRACE_DETACH, pid, NULL, NULL) == 0);
+        for (const uint64_t end_ns = cox_now_ns() + 200000; cox_now_ns() < end_ns;)
+            continue;
+    }
+}
+
+/* When it is let go it runs until it has stopped again. */
+LEAK_TEST(a_stopped_process_is_stopped_while_another_one_traces_it)
+{
+    siginfo_t info;
+    int status;
+    uint32_t wrong = 0;
+    pid_t pid = child_start(sleep_for_ever, NULL);
+    assert_int_equal(waitid(P_PID, (id_t)pid, &info, WSTOPPED | WNOWAIT), 0);
+    pid_t tracer = child_start(trace_often, &pid);
+    while (waitpid(tracer, &status, WNOHANG) == 0)
+        wrong += !cox_peer_stopped(pid);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    assert_int_equal(wrong, 0);
+    kill(pid, SIGCONT);
+    while (cox_peer_stopped(pid))
+        sched_yield();
+    kill(pid, SIGKILL);
+    child_status(pid);
 }
 
 /* Until its child executes a program or ends, a process that has called vfork waits in state D. */
