@@ -42,6 +42,9 @@ int cox_executor_recorder(struct cox_executor *executor, uint32_t rank, void *co
 void cox_executor_last_stacks(struct cox_executor *executor,
                               void (*take)(void *context, const struct cox_stacks *stacks),
                               void *context);
+/* Takes stacks, which are the last ones from now on: of an executor of the far side (transport.h),
+ * whose coordinator has asked for them. Any thread. */
+void cox_executor_keep_stacks(struct cox_executor *executor, struct cox_stacks *stacks);
 bool cox_executor_socket_counts(struct cox_executor *executor,
                                 struct cox_control_socket_counts *ret_counts);
 /* Connections of other machines that ended before they had shown a certificate of the cluster, so

@@ -639,7 +639,7 @@ static void executor_tell_stuck(struct cox_executor *executor)
             cox_rank_set_add(&asked, rank);
             count++;
         }
-    if (!count || executor->incidents.off || executor->remote.transport ||
+    if (!count || executor->options.recorder.stacks_off || executor->remote.transport ||
         cox_incidents_gather(&executor->incidents, &asked, cox_deadline_after_ms(COX_STACKS_MS),
                              &stacks))
         return;

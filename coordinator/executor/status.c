@@ -371,25 +371,46 @@ static void target_bury(struct cox_executor *executor, uint32_t rank,
 static void target_fill(struct cox_executor *executor, uint32_t rank, uint64_t now,
                         struct cox_stacks_target *target)
 {
-    char node[COX_NODE_NAME_MAX + 1];
     const enum cox_rank_liveness liveness = rank_liveness(executor, rank);
     *target = (struct cox_stacks_target){.rank = rank,
                                          .pid = cox_rank_serving_pid(&executor->ranks[rank])};
     if (liveness == COX_LIVENESS_DEAD)
         target_bury(executor, rank, target);
-    else if (cox_executor_node(executor, rank, node, sizeof node))
-        snprintf(target->why, sizeof target->why, "it is on node %s: its stacks are read there",
-                 node);
     else if (target->pid <= 0 || liveness == COX_LIVENESS_ABSENT)
         snprintf(target->why, sizeof target->why, "it has no process");
-    else if (target->pid == getpid())
+    else if (executor->remote.transport && !executor->remote.transport->stacks)
+        snprintf(target->why, sizeof target->why, "it is a process of another machine");
+    else if (!executor->remote.transport && target->pid == getpid())
         snprintf(target->why, sizeof target->why, "it is a thread of the coordinator");
     if (liveness == COX_LIVENESS_ALIVE)
         target_describe(executor, rank, now, target);
 }
 
+/* Those of other machines, which read them. */
+static void targets_fetch(struct cox_executor *executor, uint64_t deadline_ns,
+                          struct cox_stacks_target *targets, uint32_t count)
+{
+    const struct cox_transport *transport = executor->remote.transport;
+    struct cox_rank_set asked = {{0}};
+    struct cox_transport_stacks *list = calloc(executor->geometry.rank_count, sizeof *list);
+    for (uint32_t i = 0; i < count; i++)
+        if (!targets[i].why[0])
+            cox_rank_set_add(&asked, targets[i].rank);
+    if (list)
+        transport->stacks(transport->context, &asked, deadline_ns, list);
+    for (uint32_t i = 0; i < count; i++) {
+        if (targets[i].why[0])
+            continue;
+        const struct cox_transport_stacks *from = list ? &list[targets[i].rank] : NULL;
+        targets[i].text = from ? from->text : NULL;
+        if (!targets[i].text)
+            snprintf(targets[i].why, sizeof targets[i].why, "%s", from ? from->why : "no memory");
+    }
+    free(list);
+}
+
 static uint32_t stacks_targets(void *context, const struct cox_rank_set *asked,
-                               struct cox_stacks_target *targets)
+                               uint64_t deadline_ns, struct cox_stacks_target *targets)
 {
     struct cox_executor *executor = context;
     const uint64_t now = cox_now_ns();
@@ -397,6 +418,8 @@ static uint32_t stacks_targets(void *context, const struct cox_rank_set *asked,
     for (uint32_t rank = 0; executor->supervisor && rank < executor->geometry.rank_count; rank++)
         if (!asked || cox_rank_set_has(asked, rank))
             target_fill(executor, rank, now, &targets[count++]);
+    if (executor->remote.transport && executor->remote.transport->stacks)
+        targets_fetch(executor, deadline_ns, targets, count);
     return count;
 }
 
@@ -423,8 +446,9 @@ int cox_executor_open_incidents(struct cox_executor *executor, struct cox_error 
     incidents->context = executor;
     incidents->log = &executor->options.hooks.log;
     incidents->rank_count = executor->geometry.rank_count;
-    /* Ranks of other machines: each node gathers for its own. */
-    incidents->off = executor->options.recorder.stacks_off || executor->remote.transport;
+    const struct cox_executor_remote *remote = &executor->remote;
+    incidents->off = executor->options.recorder.stacks_off || remote->forwarded ||
+                     (remote->transport && !remote->transport->stacks);
     incidents->filed = executor->options.recorder.crash_dir != NULL;
     for (int c = 0; c < COX_TWO_WAY_COUNT && !incidents->off; c++) {
         executor->collectors[c].suspect = on_suspect;
@@ -439,10 +463,16 @@ int cox_executor_stacks(struct cox_executor *executor, const struct cox_rank_set
     _cox_cleanup_(cox_executor_exit) struct cox_executor *inside = cox_executor_enter(executor);
     const uint32_t count = inside->geometry.rank_count, most = cox_stacks_at_a_time();
     const uint64_t rounds = (count + most - 1) / most;
+    /* A node that does not reply costs no more than the time of one that has it. */
+    const uint64_t round_ms = inside->remote.transport ? COX_STACKS_MS : COX_STACKS_BUSY_MS;
     return cox_incidents_gather(
         &inside->incidents, asked,
-        cox_deadline_min(deadline_ns, cox_deadline_after_ms(rounds * COX_STACKS_BUSY_MS)),
-        ret_stacks);
+        cox_deadline_min(deadline_ns, cox_deadline_after_ms(rounds * round_ms)), ret_stacks);
+}
+
+void cox_executor_keep_stacks(struct cox_executor *executor, struct cox_stacks *stacks)
+{
+    cox_incidents_keep(&executor->incidents, stacks);
 }
 
 void cox_executor_last_stacks(struct cox_executor *executor,

@@ -71,7 +71,7 @@ int cox_incidents_gather(struct cox_incidents *incidents, const struct cox_rank_
         return -ENOMEM;
     if (!gather_enter(incidents, deadline_ns))
         return COX_TIMEOUT;
-    const uint32_t count = incidents->targets(incidents->context, asked, targets);
+    const uint32_t count = incidents->targets(incidents->context, asked, deadline_ns, targets);
     const int r = cox_stacks_gather(targets, count, incidents->cancel_fd, deadline_ns, ret_stacks);
     gather_leave(incidents);
     return r;
@@ -202,6 +202,15 @@ void cox_incidents_await(struct cox_incidents *incidents, uint64_t deadline_ns)
     while (incidents->stage != COX_INCIDENT_IDLE && !incidents->stopping &&
            pthread_cond_timedwait(&incidents->changed, &incidents->lock, &until) != ETIMEDOUT)
         continue;
+    pthread_mutex_unlock(&incidents->lock);
+}
+
+void cox_incidents_keep(struct cox_incidents *incidents, struct cox_stacks *stacks)
+{
+    pthread_mutex_lock(&incidents->lock);
+    cox_stacks_free(incidents->last);
+    incidents->last = stacks;
+    incidents->last_channel = -1;
     pthread_mutex_unlock(&incidents->lock);
 }
 

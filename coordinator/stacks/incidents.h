@@ -31,8 +31,10 @@
 
 enum cox_incident_stage { COX_INCIDENT_IDLE, COX_INCIDENT_ASKED, COX_INCIDENT_GATHERING };
 
-/* Fills in a target per rank that is asked; NULL: all. Returns how many. */
+/* Fills in a target per rank that is asked; NULL: all. Those of other machines are read until the
+ * deadline. Returns how many. */
 typedef uint32_t (*cox_incident_targets_fn)(void *context, const struct cox_rank_set *asked,
+                                            uint64_t deadline_ns,
                                             struct cox_stacks_target *targets);
 
 struct cox_incidents {
@@ -40,7 +42,7 @@ struct cox_incidents {
     void *context;
     const struct cox_log *log;
     uint32_t rank_count;
-    /* options.recorder.stacks_off */
+    /* None begins: options.recorder.stacks_off, or another coordinator has the ranks, and asks. */
     bool off;
     /* options.recorder.crash_dir: what is gathered goes there, and not to the log */
     bool filed;
@@ -94,6 +96,9 @@ void cox_incidents_await(struct cox_incidents *incidents, uint64_t deadline_ns);
 void cox_incidents_last(struct cox_incidents *incidents,
                         void (*take)(void *context, const struct cox_stacks *stacks),
                         void *context);
+/* Takes stacks, which are the last ones from now on. Only of incidents that are off: their thread
+ * reads the last ones without the lock. */
+void cox_incidents_keep(struct cox_incidents *incidents, struct cox_stacks *stacks);
 /* Gathers now. Returns 0; COX_TIMEOUT: others gathered until the deadline; -ENOMEM. */
 int cox_incidents_gather(struct cox_incidents *incidents, const struct cox_rank_set *asked,
                          uint64_t deadline_ns, struct cox_stacks **ret_stacks);

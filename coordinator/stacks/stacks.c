@@ -94,6 +94,7 @@ static int listener_make(void)
     return cox_steal_fd(&fd);
 }
 
+/* program: NULL: there is none. */
 static void gathering_start(struct gathering *gathering, const char *program, uint64_t deadline_ns)
 {
     char pid[16], budget[24], limit[24], path[PATH_MAX + 8], libraries[PATH_MAX + 24];
@@ -103,9 +104,14 @@ static void gathering_start(struct gathering *gathering, const char *program, ui
     const uint64_t budget_ms = COX_STACKS_MS - PRINT_MS;
     gathering->started = true;
     gathering->started_ns = now;
-    if (gathering->target->why[0]) {
+    if (gathering->text || gathering->target->why[0] || !program) {
         gathering->ended = true;
-        snprintf(gathering->why, sizeof gathering->why, "%s", gathering->target->why);
+        snprintf(gathering->why, sizeof gathering->why, "%s",
+                 gathering->text || program || gathering->target->why[0]
+                     ? gathering->target->why
+                     : "stacks are read by the program " PROGRAM
+                       ", which is neither beside this program nor in PATH: install the package "
+                       "coxswain");
         return;
     }
     snprintf(pid, sizeof pid, "%jd", (intmax_t)gathering->target->pid);
@@ -260,6 +266,25 @@ static void summary_take(char *text, char line[COX_STACKS_SUMMARY_SIZE])
     *to = '\0';
 }
 
+/* A path of the machine becomes its last part: the summary is in errors, which clients of a server
+ * may get. */
+static void folders_cut(char *line)
+{
+    char *to = line;
+    for (const char *from = line; *from;) {
+        const bool begins = from == line || strchr(" ('\"=", from[-1]);
+        const size_t length = begins && *from == '/' ? strcspn(from, " '\"),;:") : 0;
+        const char *name = from;
+        for (const char *c = from; c < from + length; c++)
+            name = *c == '/' ? c + 1 : name;
+        const char *end = length ? from + length : from + 1;
+        while (name < end)
+            *to++ = *name++;
+        from = end;
+    }
+    *to = '\0';
+}
+
 static int rank_fill(struct gathering *gathering, struct cox_rank_stacks *rank)
 {
     char line[COX_STACKS_SUMMARY_SIZE] = "";
@@ -284,7 +309,10 @@ static int rank_fill(struct gathering *gathering, struct cox_rank_stacks *rank)
     /* A line that the helper wrote before it had frames. */
     if (line[0] && gathering->why[0] && !strstr(line, " in "))
         snprintf(line + strlen(line), sizeof line - strlen(line), " (%.200s)", gathering->why);
-    rank->summary = strdup(line[0] ? line : gathering->why);
+    if (!line[0])
+        snprintf(line, sizeof line, "%s", gathering->why[0] ? gathering->why : "nothing is known");
+    folders_cut(line);
+    rank->summary = strdup(line);
     rank->text = whole;
     return rank->summary && whole ? 0 : -ENOMEM;
 }
@@ -301,18 +329,18 @@ int cox_stacks_gather(const struct cox_stacks_target *targets, uint32_t count, i
     if (r == 0 && !stacks->ranks)
         r = -ENOMEM;
     const bool found = program_find(program);
-    for (uint32_t i = 0; r == 0 && i < count; i++) {
-        list[i] = (struct gathering){.target = &targets[i], .helper = COX_HELPER_PROCESS_NONE};
-        list[i].started = list[i].ended = !found;
-        if (!found)
-            snprintf(list[i].why, sizeof list[i].why,
-                     "stacks are read by the program " PROGRAM
-                     ", which is neither beside this program nor in PATH: install the package "
-                     "coxswain");
+    for (uint32_t i = 0; i < count; i++) {
+        if (list)
+            list[i] = (struct gathering){.target = &targets[i],
+                                         .helper = COX_HELPER_PROCESS_NONE,
+                                         .text = targets[i].text,
+                                         .size = targets[i].text ? strlen(targets[i].text) : 0};
+        else
+            free(targets[i].text);
     }
     if (r == 0) {
         stacks->count = count;
-        gatherings_run(list, count, cancelled, program, deadline_ns);
+        gatherings_run(list, count, cancelled, found ? program : NULL, deadline_ns);
         stacks->taken_ns = cox_now_ns();
     }
     for (uint32_t i = 0; r == 0 && i < count; i++)

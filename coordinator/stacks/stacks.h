@@ -2,6 +2,8 @@
  * stacks: where the threads of each rank are, gathered by one helper process per rank, all at once,
  * until a deadline. What a helper has written by then counts.
  *
+ * Bytes: what a helper has written, or another machine has sent, is input. What a terminal obeys is
+ *   gone, a rank has COX_STACKS_TEXT_MAX bytes, and its summary has no path of a machine.
  * Threads: any.
  * Ownership: gather gives what cox_stacks_free (executor.h) takes.
  * Blocks: until all helpers have ended, or the deadline; no lock is held meanwhile.
@@ -25,14 +27,15 @@ struct cox_stacks_target {
     pid_t pid;
     /* why this process cannot have them, in words; "": it can */
     char why[640];
+    /* what another machine has sent of it (transport.h), which gather takes; NULL: a helper reads
+     * it */
+    char *text;
     /* of the request that the rank is at; 0: it is idle, or unknown */
     uint64_t age_ns;
     /* in words, "MODEL_INFER 7"; "": none */
     char request[64];
 };
 
-/* cancelled: a pipe or eventfd that becomes readable to end it early; -1: none. Returns 0;
- * -ENOMEM. A helper that cannot be started is the text of its rank. */
 /* Ranks that are read at the same time. */
 uint32_t cox_stacks_at_a_time(void);
 

@@ -18,7 +18,7 @@
  *   rank on one at a time.
  * Ownership: the executor borrows the transport from start until free has returned. Bytes and texts
  *   are lent for the call.
- * Blocks: nothing but open, recorder and stop.
+ * Blocks: nothing but open, recorder, stacks and stop.
  */
 #ifndef COX_COORDINATOR_TRANSPORT_H
 #define COX_COORDINATOR_TRANSPORT_H
@@ -86,6 +86,15 @@ struct cox_transport_host {
     void (*fault)(struct cox_executor *executor, int32_t rank, const char *text);
 };
 
+/* Where the threads of a rank are, as its machine has sent it. */
+struct cox_transport_stacks {
+    /* Foreign bytes with a zero at the end, COX_STACKS_TEXT_MAX at most: a line "summary: ...", and
+     * those of cox_rank_stacks (executor.h). Of malloc, the caller's; NULL: there is none. */
+    char *text;
+    /* why not, in words */
+    char why[256];
+};
+
 struct cox_transport {
     /* sizeof(struct cox_transport) */
     size_t size;
@@ -144,6 +153,11 @@ struct cox_transport {
      */
     int (*recorder)(void *context, uint32_t rank, void *copy, uint64_t deadline_ns,
                     struct cox_error *err);
+    /* Reads where the threads of the asked ranks are: fills in ret_stacks[rank] of each, which are
+     * zero. Blocks until their nodes have sent it, or deadline_ns, but not for a dead node. One
+     * thread at a time. NULL: not supported. */
+    void (*stacks)(void *context, const struct cox_rank_set *asked, uint64_t deadline_ns,
+                   struct cox_transport_stacks *ret_stacks);
     /* Whether another coordinator has taken the ranks over: all of them have died or failed, and
      * none can be started again. Called with locks. NULL: 0.
      * Returns

@@ -720,10 +720,11 @@ struct cox_stacks {
     const char *paragraph;
 };
 
-/* Reads where all threads of ranks are. Each rank is stopped for some milliseconds, 50 at most, and
- * goes on; no signal is sent. It works while all ranks are stuck: none has to take part. It needs
- * the program coxswain (the package of that name), elfutils for native frames (libdw1), and the
- * right to trace; the text says what is missing. asked: NULL: all ranks.
+/* Reads where all threads of ranks are. Those of nodes are read there, within 1 s; of a node that
+ * does not reply the texts say so. Each rank is stopped for some milliseconds, 50 at most,
+ * and goes on; no signal is sent. It works while all ranks are stuck: none has to take part. It
+ * needs the program coxswain (the package of that name), elfutils for native frames (libdw1), and
+ * the right to trace; the text says what is missing. asked: NULL: all ranks.
  * Blocks until deadline_ns, at most for 1 s; where the machine is so busy that this gets no
  * processor, for 3 s, and as long again for each 16 ranks, or as many as there are processors, if
  * that are more. Usually a third of a second. Any thread but those of hooks.

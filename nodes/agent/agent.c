@@ -3,7 +3,7 @@
  *
  * Threads: frames come on a thread of libnats, or of a direct connection; one thread keeps the time
  *   and hands requests to the ranks that did not fit before; one starts, replaces and ends ranks, which
- *   takes time; one runs pulls; an outbox sends what is too large for NATS. `lock` protects the link and the fields below
+ *   takes time; one runs pulls; one reads stacks when they are asked for; an outbox sends what is too large for NATS. `lock` protects the link and the fields below
  *   it. The executor's forward is called with it held; hooks of the executor take it, and hold none of
  *   the executor's locks then.
  */
@@ -203,6 +203,8 @@ static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size, u
         r = cox_agent_link_receive_owned(&agent->link, &frame, owned, now_ns, &why);
         if (r == 0 && frame.kind == COX_FRAME_RECORDER_ASK)
             cox_agent_send_recorders(agent, &frame);
+        if (r == 0 && frame.kind == COX_FRAME_STACKS_ASK)
+            cox_agent_ask_stacks(agent, &frame);
         if (cox_agent_link_greets(&agent->link, &frame, r, now_ns))
             greet(agent);
         cox_agent_run_requests(agent);
@@ -497,6 +499,8 @@ static void agent_close(struct agent *agent)
         pthread_join(agent->thread, NULL);
     if (agent->kv_threaded)
         pthread_join(agent->kv_thread, NULL);
+    if (agent->stacks_threaded) /* none is started any more: it ends */
+        pthread_join(agent->stacks_thread, NULL);
     cox_agent_stop_ranks(agent);
     if (agent->cluster) {
         pthread_mutex_lock(&agent->lock);

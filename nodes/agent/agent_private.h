@@ -1,5 +1,5 @@
-/* The struct of the agent, shared by agent.c (opening, frames, time), agent_send.c, agent_ranks.c (processes)
- * and agent_requests.c. Threads and locks: agent.c. */
+/* The struct of the agent, shared by agent.c (opening, frames, time), agent_send.c, agent_stacks.c, agent_ranks.c
+ * (processes) and agent_requests.c. Threads and locks: agent.c. */
 #ifndef COX_NODES_AGENT_PRIVATE_H
 #define COX_NODES_AGENT_PRIVATE_H
 
@@ -59,8 +59,12 @@ struct agent {
     /* faults of what peers say */
     pthread_mutex_t fault_lock;
     struct cox_log_limit faults;
-    bool threaded, time_threaded, kv_threaded;
-    pthread_t thread, time_thread, kv_thread;
+    bool threaded, time_threaded, kv_threaded, stacks_threaded;
+    pthread_t thread, time_thread, kv_thread, stacks_thread;
+    /* the last STACKS_ASK, which is not answered yet; sequence 0: none */
+    struct cox_frame stacks_asked;
+    /* the stacks thread uses the executor */
+    bool stacks_gathers;
 };
 
 /* ---- agent.c ---- */
@@ -80,6 +84,13 @@ void cox_agent_send_text(struct agent *agent, int32_t rank, bool is_stderr, bool
                          const char *text);
 /* The flight recorders of the ranks that the lead asks for. */
 void cox_agent_send_recorders(struct agent *agent, const struct cox_frame *ask);
+
+/* ---- agent_stacks.c ---- */
+
+/* The lead asks where ranks stand. The lock is held. */
+void cox_agent_ask_stacks(struct agent *agent, const struct cox_frame *ask);
+/* Until the executor is not used for it. The lock is held, and released meanwhile. */
+void cox_agent_await_stacks(struct agent *agent);
 
 /* ---- agent_ranks.c ---- */
 

@@ -197,6 +197,7 @@ void cox_agent_stop_ranks(struct agent *agent)
     cox_executor_stop(executor);
     cox_kv_relay_unlink(agent->kv);
     pthread_mutex_lock(&agent->lock);
+    cox_agent_await_stacks(agent);
     /* Unless another lead has come, for which these have never stood, or comes meanwhile. */
     const bool same = agent->link.epoch == epoch && agent->link.incarnation == incarnation &&
                       agent->link.state == COX_LEAD_FOLLOWING;

@@ -118,6 +118,9 @@ static void frame_take(struct cox_nodes *nodes, const char *name, const uint8_t 
             cox_recorder_fetch_take(&nodes->fetches, &frame, name, link->rank_first,
                                     link->rank_count))
             pthread_cond_broadcast(&nodes->fetched);
+        if (r == 0 && frame.kind == COX_FRAME_STACKS &&
+            cox_stacks_fetch_take(&nodes->stacks, &frame, link->rank_first, link->rank_count))
+            pthread_cond_broadcast(&nodes->fetched);
     }
     pthread_mutex_unlock(&nodes->lock);
     if (r == 0 && frame.kind == COX_FRAME_TEXT) {

@@ -9,6 +9,7 @@
 #include "nodes/image.h"
 #include "nodes/link/lead_link.h"
 #include "nodes/link/recorder_fetch.h"
+#include "nodes/link/stacks_fetch.h"
 #include "nodes/outbox.h"
 
 #include <pthread.h>
@@ -102,7 +103,9 @@ struct cox_nodes {
     pthread_mutex_t fault_lock;
     struct cox_log_limit faults;
     struct cox_recorder_fetches fetches;
-    /* one of them is done */
+    /* one at a time */
+    struct cox_stacks_fetch stacks;
+    /* one of these has come */
     pthread_cond_t fetched;
     /* stopping has */
     pthread_cond_t changed;

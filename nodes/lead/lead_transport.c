@@ -1,4 +1,4 @@
-/* lead_transport: what the executor calls: requests, ranks, shared memory, recorders. */
+/* lead_transport: what the executor calls: requests, ranks, shared memory, recorders, stacks. */
 #include "channel/base/idioms.h"
 #include "lead_private.h"
 
@@ -10,6 +10,8 @@
 
 /* The end of the group, and what was published before it, must be with the server by then. */
 #define FLUSH_MS 500
+/* What is left of the time for stacks when a node has gathered them, at most. */
+#define STACKS_WAY_NS (100 * COX_NSEC_PER_MSEC)
 
 static uint32_t node_of(const struct cox_nodes *nodes, uint32_t rank)
 {
@@ -267,6 +269,94 @@ static int transport_recorder(void *context, uint32_t rank, void *copy, uint64_t
                           link->node, (double)(now_ns - begin_ns) / 1e9);
 }
 
+/* ---- stacks ---- */
+
+/* The lock is held. */
+static void stacks_ask(struct cox_nodes *nodes, const struct cox_lead_link *link,
+                       const struct cox_rank_set *asked, uint64_t now_ns, uint64_t deadline_ns)
+{
+    struct cox_rank_set there = {{0}};
+    for (uint32_t rank = link->rank_first; rank < link->rank_first + link->rank_count; rank++)
+        if (cox_rank_set_has(asked, rank))
+            cox_rank_set_add(&there, rank);
+    if (!(there.words[0] | there.words[1]))
+        return;
+    /* What comes later than the lead waits would be in vain: their way takes time. */
+    const uint64_t left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+    const uint64_t way_ns = left_ns / 4 < STACKS_WAY_NS ? left_ns / 4 : STACKS_WAY_NS;
+    const struct cox_frame head = {.kind = COX_FRAME_STACKS_ASK,
+                                   .epoch = nodes->epoch,
+                                   .incarnation = link->incarnation,
+                                   .sequence = nodes->stacks.number,
+                                   .deadline_ns = deadline_ns - way_ns,
+                                   .sent_ns = now_ns,
+                                   .asked = there};
+    uint8_t *bytes = malloc(COX_FRAME_HEAD_SIZE);
+    if (!bytes)
+        return; /* as if it were lost */
+    cox_frame_pack_head(&head, bytes);
+    cox_lead_send_to(nodes, link->index, bytes, COX_FRAME_HEAD_SIZE);
+}
+
+/* Asks each node once, as soon as it is alive. One that is suspect may answer again in time; those
+ * that are dead are not awaited. The lock is held. */
+static void stacks_tick(struct cox_nodes *nodes, const struct cox_rank_set *asked, uint64_t now_ns,
+                        uint64_t deadline_ns, bool *done)
+{
+    for (uint32_t i = 0; i < nodes->node_count; i++) {
+        const struct cox_lead_link *link = &nodes->links[i];
+        if (link->state == COX_NODE_ALIVE && !done[i]) {
+            stacks_ask(nodes, link, asked, now_ns, deadline_ns);
+            done[i] = true;
+        }
+        for (uint32_t k = 0; k < link->rank_count && link->state == COX_NODE_ABSENT; k++)
+            cox_stacks_fetch_forget(&nodes->stacks, link->rank_first + k);
+    }
+}
+
+/* Why there is no text of a rank. The lock is held. */
+static void stacks_explain(const struct cox_nodes *nodes, uint32_t rank, uint64_t begin_ns,
+                           uint64_t now_ns, struct cox_transport_stacks *to)
+{
+    const struct cox_lead_link *link = &nodes->links[node_of(nodes, rank)];
+    if (!cox_lead_link_trouble(link, now_ns, to->why, sizeof to->why))
+        snprintf(to->why, sizeof to->why,
+                 "node %s has not sent its stacks in %.1f s: see the log of its agent", link->node,
+                 (double)(now_ns - begin_ns) / 1e9);
+}
+
+static void transport_stacks(void *context, const struct cox_rank_set *asked, uint64_t deadline_ns,
+                             struct cox_transport_stacks *ret_stacks)
+{
+    struct cox_nodes *nodes = context;
+    struct cox_stacks_fetch *fetch = &nodes->stacks;
+    const uint64_t begin_ns = cox_now_ns();
+    uint64_t now_ns = begin_ns;
+    bool done[COX_NODE_COUNT_MAX] = {false};
+    pthread_mutex_lock(&nodes->lock);
+    cox_stacks_fetch_begin(fetch);
+    for (uint32_t rank = 0; rank < nodes->world; rank++)
+        if (cox_rank_set_has(asked, rank))
+            cox_rank_set_add(&fetch->awaited, rank);
+    stacks_tick(nodes, asked, now_ns, deadline_ns, done);
+    /* Nothing wakes this when a node comes or dies: it is looked at. */
+    while (cox_stacks_fetch_awaits(fetch) && !nodes->stopping && now_ns < deadline_ns) {
+        const struct timespec until =
+            cox_deadline_timespec(cox_deadline_min(now_ns + COX_LEAD_TICK_NS, deadline_ns));
+        pthread_cond_timedwait(&nodes->fetched, &nodes->lock, &until);
+        now_ns = cox_now_ns();
+        stacks_tick(nodes, asked, now_ns, deadline_ns, done);
+    }
+    for (uint32_t rank = 0; rank < nodes->world; rank++) {
+        struct cox_transport_stacks *to = &ret_stacks[rank];
+        to->text = fetch->texts[rank];
+        if (!to->text && cox_rank_set_has(asked, rank))
+            stacks_explain(nodes, rank, begin_ns, now_ns, to);
+    }
+    cox_stacks_fetch_begin(fetch);
+    pthread_mutex_unlock(&nodes->lock);
+}
+
 static uint64_t transport_refused(void *context)
 {
     struct cox_nodes *nodes = context;
@@ -315,6 +405,7 @@ void cox_lead_transport_init(struct cox_nodes *nodes)
         .trouble = transport_trouble,
         .process = transport_process,
         .recorder = transport_recorder,
+        .stacks = transport_stacks,
         .taken_over = transport_taken_over,
         .refused = transport_refused,
         .stop = transport_stop,

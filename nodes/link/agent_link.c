@@ -241,8 +241,9 @@ int cox_agent_link_receive_owned(struct cox_agent_link *link, const struct cox_f
     }
     return frame->kind == COX_FRAME_REQUEST || to_all ? receive_request(link, frame, bytes, now_ns)
            : frame->kind == COX_FRAME_LEAD_BEAT       ? receive_beat(link, frame, err)
-           : frame->kind == COX_FRAME_RECORDER_ASK    ? 0
-                                                      : COX_CORRUPT;
+           : frame->kind == COX_FRAME_RECORDER_ASK || frame->kind == COX_FRAME_STACKS_ASK
+               ? 0
+               : COX_CORRUPT;
 }
 
 int64_t cox_agent_link_offset(const struct cox_agent_link *link)

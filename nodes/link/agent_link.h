@@ -131,7 +131,7 @@ void cox_agent_link_deinit(struct cox_agent_link *link);
  * followed before. */
 int cox_agent_link_follow(struct cox_agent_link *link, const CoxNode__Welcome *welcome,
                           uint64_t now_ns);
-/* A REQUEST, LEAD_BEAT or RECORDER_ASK, which is the caller's to answer. Returns 0; COX_STALE: dropped; COX_CORRUPT. Afterwards the caller runs what
+/* A REQUEST, LEAD_BEAT, RECORDER_ASK or STACKS_ASK, which is the caller's to answer. Returns 0; COX_STALE: dropped; COX_CORRUPT. Afterwards the caller runs what
  * cox_agent_link_next returns, and looks at wanted, killed, finishing and void_through. */
 int cox_agent_link_receive(struct cox_agent_link *link, const struct cox_frame *frame,
                            uint64_t now_ns, struct cox_error *err);

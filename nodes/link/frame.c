@@ -52,6 +52,8 @@ const char *cox_frame_kind_name(enum cox_frame_kind kind)
         [COX_FRAME_REQUEST_ALL] = "REQUEST_ALL",
         [COX_FRAME_RECORDER_ASK] = "RECORDER_ASK",
         [COX_FRAME_RECORDER] = "RECORDER",
+        [COX_FRAME_STACKS_ASK] = "STACKS_ASK",
+        [COX_FRAME_STACKS] = "STACKS",
     };
     return (unsigned)kind < COX_FRAME_KIND_COUNT && names[kind] ? names[kind] : "unknown";
 }
@@ -70,6 +72,8 @@ size_t cox_frame_size_max(enum cox_frame_kind kind)
         [COX_FRAME_REQUEST_ALL] = AS_LARGE_AS_IT_IS,
         [COX_FRAME_RECORDER_ASK] = 0,
         [COX_FRAME_RECORDER] = MIB,
+        [COX_FRAME_STACKS_ASK] = 0,
+        [COX_FRAME_STACKS] = COX_FRAME_STACKS_MAX,
     };
     return sizes[kind];
 }

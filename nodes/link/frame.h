@@ -22,7 +22,8 @@
  *   88  u64  requests up to this sequence are not sent any more: the node waits for none of them
  *
  * The payload of REQUEST and REQUEST_ALL is that of the request; of ANSWER, the replies (below); of
- * RECORDER, a flight recorder; RECORDER_ASK has none; of the others, a message of node.proto.
+ * RECORDER, a flight recorder; of STACKS, text; RECORDER_ASK and STACKS_ASK have none; of the others,
+ * a message of node.proto.
  *
  * Bytes: frames are input. unpack checks everything but what protobuf checks.
  * Threads: plain values.
@@ -34,6 +35,8 @@
 
 #define COX_FRAME_PROTOCOL 1u
 #define COX_FRAME_HEAD_SIZE 96
+/* Bytes of text of one rank. */
+#define COX_FRAME_STACKS_MAX ((size_t)256 << 10)
 
 enum cox_frame_kind {
     /* lead -> node */
@@ -52,6 +55,9 @@ enum cox_frame_kind {
     /* lead -> node, and back (recorder_fetch.h) */
     COX_FRAME_RECORDER_ASK,
     COX_FRAME_RECORDER,
+    /* lead -> node, and back (stacks_fetch.h) */
+    COX_FRAME_STACKS_ASK,
+    COX_FRAME_STACKS,
     COX_FRAME_KIND_COUNT
 };
 

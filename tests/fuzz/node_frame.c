@@ -7,6 +7,7 @@
 #include "channel/recorder/recorder.h"
 #include "nodes/link/lead_link.h"
 #include "nodes/link/recorder_fetch.h"
+#include "nodes/link/stacks_fetch.h"
 #include "worker/group/group_layout.h"
 #include "worker/group/group_mirror.h"
 
@@ -436,10 +437,36 @@ static void recorder(struct fuzz_input *input)
     free(fetch.copy);
 }
 
+/* ---- stacks ---- */
+
+static void stacks(struct fuzz_input *input)
+{
+    struct cox_stacks_fetch fetch = {0};
+    struct cox_frame frame = {.kind = COX_FRAME_STACKS, .sequence = fuzz_eat_byte(input) % 4};
+    cox_stacks_fetch_begin(&fetch);
+    fuzz_eat(input, &fetch.awaited, sizeof fetch.awaited);
+    fuzz_eat(input, &frame.asked, sizeof frame.asked);
+    uint8_t *payload = malloc(input->size + 1);
+    FUZZ_CHECK(payload);
+    frame.size = input->size;
+    fuzz_eat(input, payload, frame.size);
+    frame.payload = payload;
+    if (cox_stacks_fetch_take(&fetch, &frame, RANK_FIRST, RANK_COUNT)) {
+        uint32_t taken = RANK_FIRST;
+        while (!fetch.texts[taken])
+            FUZZ_CHECK(++taken < RANK_FIRST + RANK_COUNT);
+        FUZZ_CHECK(!cox_rank_set_has(&fetch.awaited, taken));
+        FUZZ_CHECK(memcmp(fetch.texts[taken], payload, frame.size) == 0);
+        FUZZ_CHECK(fetch.texts[taken][frame.size] == '\0');
+        free(fetch.texts[taken]);
+    }
+    free(payload);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct fuzz_input input = {data, size};
-    switch (fuzz_eat_byte(&input) % 5) {
+    switch (fuzz_eat_byte(&input) % 6) {
     case 0:
         frames(&input);
         break;
@@ -452,8 +479,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     case 3:
         mirror_collect(&input);
         break;
-    default:
+    case 4:
         recorder(&input);
+        break;
+    default:
+        stacks(&input);
         break;
     }
     return 0;

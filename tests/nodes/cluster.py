@@ -429,6 +429,7 @@ class Cluster:
         certificates: pathlib.Path | None = None,
         who: str | None = None,
         log: pathlib.Path | None = None,
+        command: Sequence[str] = (),
     ) -> Program:
         recorders = self.folder / "crash" / node
         recorders.mkdir(parents=True, exist_ok=True)
@@ -443,6 +444,7 @@ class Cluster:
             str(recorders),
             "--cluster",
             self._cluster_file(f"node-{node}", certificates, who),
+            *(("--", *command) if command else ()),
             log=log,
         )
         self.agents[node] = program

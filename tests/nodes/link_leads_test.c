@@ -3,6 +3,7 @@
 #include "channel/recorder/recorder.h"
 #include "nodes/link/limits.h"
 #include "nodes/link/recorder_fetch.h"
+#include "nodes/link/stacks_fetch.h"
 #include "link_world.h"
 
 #include <coxswain/version.h>
@@ -280,6 +281,82 @@ WORLD_TEST(recorders_are_asked_for_by_the_lead_that_is_followed)
     assert_int_equal(cox_agent_link_receive(agent, &ask, agent_now(world), NULL), 0);
     /* That frame had no way at all: the clocks differ by no more. */
     assert_true(cox_agent_link_offset(agent) == (int64_t)SKEW_NS);
+    ask.epoch--;
+    assert_int_equal(cox_agent_link_receive(agent, &ask, agent_now(world), NULL), COX_STALE);
+}
+
+/* ---- stacks ---- */
+
+static struct cox_frame stacks_unpack(uint8_t *bytes, size_t size)
+{
+    struct cox_frame frame;
+    assert_non_null(bytes);
+    assert_int_equal(cox_frame_unpack(bytes, size, &frame, NULL), 0);
+    assert_int_equal(frame.kind, COX_FRAME_STACKS);
+    return frame;
+}
+
+PLAIN_TEST(stacks_are_awaited)
+{
+    struct cox_stacks_fetch fetch = {0};
+    struct cox_frame ask = {.kind = COX_FRAME_STACKS_ASK, .epoch = 3, .incarnation = 4};
+    size_t size;
+    cox_stacks_fetch_begin(&fetch);
+    assert_false(cox_stacks_fetch_awaits(&fetch));
+    cox_rank_set_add(&fetch.awaited, RANK_FIRST);
+    cox_rank_set_add(&fetch.awaited, RANK_FIRST + 1);
+    ask.sequence = fetch.number;
+    uint8_t *bytes = cox_stacks_fetch_reply(&ask, RANK_FIRST, "in a", "process 7\n", 7, &size);
+    struct cox_frame frame = stacks_unpack(bytes, size), wrong = frame;
+    assert_true(frame.epoch == 3 && frame.incarnation == 4);
+    /* Not from a node that does not have the rank, nor for another question, nor twice. */
+    assert_false(cox_stacks_fetch_take(&fetch, &frame, RANK_FIRST + 1, 1));
+    wrong.sequence++;
+    assert_false(cox_stacks_fetch_take(&fetch, &wrong, RANK_FIRST, RANK_COUNT));
+    wrong = frame;
+    wrong.asked = (struct cox_rank_set){{0}};
+    assert_false(cox_stacks_fetch_take(&fetch, &wrong, RANK_FIRST, RANK_COUNT));
+    assert_true(cox_stacks_fetch_take(&fetch, &frame, RANK_FIRST, RANK_COUNT));
+    assert_string_equal(fetch.texts[RANK_FIRST], "summary: in a\nprocess 7\n");
+    assert_false(cox_stacks_fetch_take(&fetch, &frame, RANK_FIRST, RANK_COUNT));
+    assert_true(cox_stacks_fetch_awaits(&fetch));
+    free(fetch.texts[RANK_FIRST]);
+    /* What was asked before is awaited no more. */
+    cox_stacks_fetch_begin(&fetch);
+    cox_rank_set_add(&fetch.awaited, RANK_FIRST);
+    assert_false(cox_stacks_fetch_take(&fetch, &frame, RANK_FIRST, RANK_COUNT));
+    free(bytes);
+}
+
+PLAIN_TEST(stacks_have_a_limit)
+{
+    struct cox_stacks_fetch fetch = {0};
+    const struct cox_frame ask = {.kind = COX_FRAME_STACKS_ASK, .sequence = 1};
+    char *text = malloc(2 * COX_FRAME_STACKS_MAX);
+    size_t size;
+    assert_non_null(text);
+    memset(text, 'a', 2 * COX_FRAME_STACKS_MAX);
+    text[2 * COX_FRAME_STACKS_MAX - 1] = '\0';
+    cox_stacks_fetch_begin(&fetch);
+    cox_rank_set_add(&fetch.awaited, RANK_FIRST);
+    uint8_t *bytes = cox_stacks_fetch_reply(&ask, RANK_FIRST, "in a", text, 7, &size);
+    const struct cox_frame frame = stacks_unpack(bytes, size);
+    assert_int_equal(frame.size, COX_FRAME_STACKS_MAX);
+    assert_true(cox_stacks_fetch_take(&fetch, &frame, RANK_FIRST, RANK_COUNT));
+    assert_int_equal(strlen(fetch.texts[RANK_FIRST]), COX_FRAME_STACKS_MAX);
+    free(fetch.texts[RANK_FIRST]);
+    free(bytes);
+    free(text);
+}
+
+WORLD_TEST(stacks_are_asked_for_by_the_lead_that_is_followed)
+{
+    struct cox_agent_link *agent = &world->agent;
+    struct cox_frame ask = {.kind = COX_FRAME_STACKS_ASK,
+                            .epoch = agent->epoch,
+                            .incarnation = agent->incarnation,
+                            .sent_ns = world->now_ns};
+    assert_int_equal(cox_agent_link_receive(agent, &ask, agent_now(world), NULL), 0);
     ask.epoch--;
     assert_int_equal(cox_agent_link_receive(agent, &ask, agent_now(world), NULL), COX_STALE);
 }

@@ -61,6 +61,10 @@ if(COX_NODES)
             COMMAND ${where_possible} /usr/bin/python3 ${nodes_here}/hostile.py ${PROJECT_BINARY_DIR})
         cox_command_test(NAME nodes/trace LABEL nodes TIER nightly TIMEOUT 120 PROCESSORS 2
             COMMAND ${where_possible} sh ${nodes_here}/trace.sh ${PROJECT_BINARY_DIR})
+        if(COX_BUILD_PYTHON)
+            cox_command_test(NAME nodes/stacks LABEL nodes TIER nightly TIMEOUT 150 PROCESSORS 2
+                COMMAND ${where_possible} /usr/bin/python3 ${nodes_here}/stacks.py ${PROJECT_BINARY_DIR})
+        endif()
         cox_command_test(NAME nodes/pods LABEL nodes TIER nightly TIMEOUT 120 PROCESSORS 2
             COMMAND ${where_possible} /usr/bin/python3 ${nodes_here}/pods.py ${PROJECT_BINARY_DIR})
         cox_command_test(NAME nodes/faults LABEL nodes TIER nightly TIMEOUT 900 PROCESSORS 2

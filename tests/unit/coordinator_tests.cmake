@@ -22,7 +22,7 @@ cox_unit_test(NAME legacy_bridge TIER quick
     LIBS coxswain_coordinator)
 cox_unit_test(NAME recorder TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/recorder_test.c
     LIBS coxswain_coordinator)
-foreach(name latency last_errors gathering rank divergence transport stacks_paragraph)
+foreach(name latency last_errors gathering rank divergence transport stacks_paragraph stacks_texts)
     cox_unit_test(NAME ${name} TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         LIBS coxswain_coordinator)
 endforeach()
