@@ -1,7 +1,7 @@
 /*
  * stack_protocol: how a rank gives its coordinator's helper what another process cannot see of its
- * stacks: the frames of an interpreter, and, where the kernel denies ptrace, copies of its threads'
- * stacks.
+ * stacks: the frames of an interpreter, where the kernel denies ptrace copies of its threads'
+ * stacks, and the dump of PyTorch's flight recorder.
  *
  *   coordinator  makes a socket that listens, abstract and with a name that the kernel chooses, and
  *                starts the helper with it as COX_STACK_LISTEN_FD
@@ -39,6 +39,9 @@
 /* Bytes of stack per thread that the rank itself copies. */
 #define COX_STACK_COPY_MAX (UINT32_C(16) << 10)
 #define COX_STACK_POOL_SIZE (UINT32_C(1) << 20)
+/* Bytes of a dump of PyTorch's flight recorder, and how long a rank waits for it. */
+#define COX_STACK_TORCH_MAX (UINT32_C(4) << 20)
+#define COX_STACK_TORCH_MS 300
 
 struct cox_stack_doorbell {
     _Atomic uint32_t rings;
@@ -53,6 +56,19 @@ enum cox_stack_wanted {
     COX_STACK_CONSENT = 2,
     /* copies of the stacks of all other threads */
     COX_STACK_COPIES = 4,
+    /* the dump of PyTorch's flight recorder, and nothing else; not while the rank is traced, since
+     * it takes locks */
+    COX_STACK_TORCH = 8,
+};
+
+/* What a rank has of that. */
+enum cox_stack_torch {
+    /* no such recorder, or it has recorded nothing */
+    COX_STACK_TORCH_NONE,
+    COX_STACK_TORCH_THERE,
+    /* it did not return within COX_STACK_TORCH_MS: a thread that hangs may hold its lock */
+    COX_STACK_TORCH_SILENT,
+    COX_STACK_TORCH_TOO_LARGE,
 };
 
 struct cox_stack_request {
@@ -66,7 +82,8 @@ struct cox_stack_reply {
     uint32_t text_size;
     uint32_t thread_count;
     uint32_t pool_size;
-    uint32_t reserved;
+    /* enum cox_stack_torch: of a request for it, whose text_size bytes of text are the dump */
+    uint32_t torch;
 };
 
 /* General registers in the order of DWARF; the last one used is the program counter. */

@@ -1,10 +1,11 @@
 #include "paragraph.h"
 
 #include "channel/base/idioms.h"
+#include "collectives.h"
+#include "sentence.h"
 
 #include <errno.h>
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,35 +33,6 @@ static size_t place_length(const char *summary)
     return strlen(summary);
 }
 
-static void append(char *buffer, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void append(char *buffer, const char *format, ...)
-{
-    const size_t used = strlen(buffer);
-    va_list args;
-    va_start(args, format);
-    const int length = vsnprintf(buffer + used, COX_STACKS_PARAGRAPH_SIZE - used, format, args);
-    va_end(args);
-    if (length >= (int)(COX_STACKS_PARAGRAPH_SIZE - used))
-        cox_text_trim(buffer);
-}
-
-static void append_ranks(char *buffer, const struct place *place)
-{
-    const char *separator = place->count == 1 ? "rank " : "ranks ";
-    for (uint32_t first = 0; first < COX_RANK_COUNT_MAX; first++) {
-        if (!cox_rank_set_has(&place->ranks, first))
-            continue;
-        uint32_t last = first;
-        while (last + 1 < COX_RANK_COUNT_MAX && cox_rank_set_has(&place->ranks, last + 1))
-            last++;
-        append(buffer, "%s%" PRIu32, separator, first);
-        if (last > first)
-            append(buffer, "-%" PRIu32, last);
-        separator = ",";
-        first = last;
-    }
-}
-
 /* Fewer ranks first; of as many, the lower rank, which came first. */
 static void places_sort(struct place *places, uint32_t count)
 {
@@ -77,7 +49,7 @@ int cox_stacks_paragraph(struct cox_stacks *stacks)
     struct place *places = calloc(stacks->count + 1, sizeof *places);
     char *text = calloc(1, COX_STACKS_PARAGRAPH_SIZE);
     uint32_t count = 0, shown;
-    if (!places || !text) {
+    if (!places || !text || cox_collectives_append(stacks, text, COX_STACKS_PARAGRAPH_SIZE)) {
         free(places);
         free(text);
         return -ENOMEM;
@@ -101,17 +73,20 @@ int cox_stacks_paragraph(struct cox_stacks *stacks)
     places_sort(places, count);
     shown = count < COX_STACKS_PLACE_MAX ? count : COX_STACKS_PLACE_MAX;
     for (uint32_t i = 0; i < shown; i++) {
-        append(text, "%s", i ? "; " : "");
-        append_ranks(text, &places[i]);
-        append(text, ": %.*s", (int)places[i].length, places[i].summary);
+        cox_sentence_append(text, COX_STACKS_PARAGRAPH_SIZE, "%s", i ? "; " : "");
+        cox_sentence_append_ranks(text, COX_STACKS_PARAGRAPH_SIZE, &places[i].ranks);
+        cox_sentence_append(text, COX_STACKS_PARAGRAPH_SIZE, ": %.*s", (int)places[i].length,
+                            places[i].summary);
         if (places[i].age_ns)
-            append(text, ", %.1f s", (double)places[i].age_ns / 1e9);
+            cox_sentence_append(text, COX_STACKS_PARAGRAPH_SIZE, ", %.1f s",
+                                (double)places[i].age_ns / 1e9);
         /* One rank is somewhere else than all the others: they may wait for it. */
         if (i == 1 && count == 2 && places[0].count == 1 && places[1].count > 1)
-            append(text, ", and may wait for it");
+            cox_sentence_append(text, COX_STACKS_PARAGRAPH_SIZE, ", and may wait for it");
     }
     if (count > shown)
-        append(text, "; the others at %" PRIu32 " more places", count - shown);
+        cox_sentence_append(text, COX_STACKS_PARAGRAPH_SIZE,
+                            "; the others at %" PRIu32 " more places", count - shown);
     free(places);
     stacks->paragraph = text;
     return 0;

@@ -5,6 +5,8 @@
  *   MainThread in all_reduce (distributed_c10d.py:2811) called from forward (model.py:99), 14.9 s,
  *   and may wait for it
  *
+ * What PyTorch's flight recorder says of ranks (collectives.h) is in front.
+ *
  * Threads: any. Blocks: nothing. Ownership: the stacks'.
  * If the process dies: private memory.
  */

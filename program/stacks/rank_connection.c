@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -195,4 +196,32 @@ int cox_rank_connection_ask(struct cox_rank_connection *connection, uint32_t fla
     copy->pool_used = reply.pool_size;
     threads_check(copy);
     return 0;
+}
+
+int cox_rank_connection_ask_torch(struct cox_rank_connection *connection, uint64_t deadline_ns,
+                                  enum cox_stack_torch *ret_torch, char **ret_text)
+{
+    const struct cox_stack_request request = {.magic = COX_STACK_MAGIC, .flags = COX_STACK_TORCH};
+    struct cox_stack_reply reply;
+    const int fd = connection->fd;
+    if (fd < 0 || send(fd, &request, sizeof request, MSG_NOSIGNAL) != (ssize_t)sizeof request)
+        return COX_CLOSED;
+    int r = bytes_take(fd, &reply, sizeof reply, deadline_ns);
+    if (r)
+        return r;
+    if (reply.torch > COX_STACK_TORCH_TOO_LARGE || reply.text_size > COX_STACK_TORCH_MAX)
+        return COX_CORRUPT;
+    *ret_torch = (enum cox_stack_torch)reply.torch;
+    if (reply.torch != COX_STACK_TORCH_THERE)
+        return 0;
+    char *text = malloc(reply.text_size + 1);
+    if (!text)
+        return -ENOMEM;
+    r = bytes_take(fd, text, reply.text_size, deadline_ns);
+    text[r ? 0 : reply.text_size] = '\0';
+    if (r)
+        free(text);
+    else
+        *ret_text = text;
+    return r;
 }

@@ -35,5 +35,10 @@ void cox_rank_connection_close(struct cox_rank_connection *connection); /* idemp
  * COX_CORRUPT; COX_CLOSED: there is no connection, or it has ended; -errno. */
 int cox_rank_connection_ask(struct cox_rank_connection *connection, uint32_t flags,
                             uint64_t deadline_ns, struct cox_stack_copy *copy);
+/* Asks for the dump of PyTorch's flight recorder, and waits. *ret_text, with a zero at its end, is
+ * the caller's, of malloc; untouched unless *ret_torch is COX_STACK_TORCH_THERE. Returns 0;
+ * COX_TIMEOUT; COX_CORRUPT; COX_CLOSED; -ENOMEM; -errno. */
+int cox_rank_connection_ask_torch(struct cox_rank_connection *connection, uint64_t deadline_ns,
+                                  enum cox_stack_torch *ret_torch, char **ret_text);
 
 #endif

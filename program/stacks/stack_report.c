@@ -2,6 +2,7 @@
 
 #include "channel/base/idioms.h"
 #include "program/cli/command.h"
+#include "flight_recorder.h"
 #include "python_frames.h"
 #include "thread_facts.h"
 #include "tracer.h"
@@ -27,6 +28,8 @@ struct report {
     /* the thread that serves requests; its name, if it has one */
     const char *preferred;
     pid_t serving;
+    /* a signal has stopped it */
+    bool held;
     struct cox_process_facts facts;
     struct cox_rank_connection connection;
     int connection_error;
@@ -126,7 +129,7 @@ static int take(struct report *report)
         return r;
     facts_summary_print(report);
     /* Only its tracer lets a stopped process come. */
-    const bool held = report->facts.threads[0].state == 'T';
+    const bool held = report->held = report->facts.threads[0].state == 'T';
     if (!held && rank_connect(report) == 0 && !may_trace(report->pid))
         cox_rank_connection_ask(&report->connection, COX_STACK_CONSENT,
                                 cox_deadline_after_ms(ASK_MS), report->copy);
@@ -356,6 +359,35 @@ static void head_print(const struct report *report)
     putchar('\n');
 }
 
+static uint64_t real_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * COX_NSEC_PER_SEC + (uint64_t)now.tv_nsec;
+}
+
+/* Before symbols are read, which takes longer: which rank is missing is what a person wants first.
+ * A rank that a signal has stopped cannot say it. */
+static void torch_print(struct report *report)
+{
+    enum cox_stack_torch torch = COX_STACK_TORCH_NONE;
+    char *dump = NULL;
+    if (!atomic_load(&report->copy->frames) || report->held)
+        return;
+    const int r = cox_rank_connection_ask_torch(
+        &report->connection, cox_deadline_after_ms(COX_STACK_TORCH_MS + ASK_MS), &torch, &dump);
+    if (r == 0 && torch == COX_STACK_TORCH_THERE)
+        cox_flight_recorder_print(dump, real_ns(), stdout);
+    else if (r == COX_TIMEOUT || torch == COX_STACK_TORCH_SILENT)
+        printf("not there: PyTorch's flight recorder did not answer: a thread that hangs may hold "
+               "its lock\n");
+    else if (torch == COX_STACK_TORCH_TOO_LARGE)
+        printf("not there: PyTorch's flight recorder: its dump has more than %d MiB\n",
+               (int)(COX_STACK_TORCH_MAX >> 20));
+    free(dump);
+    fflush(stdout);
+}
+
 static void report_print(struct report *report)
 {
     static struct cox_unwind_frame frames[COX_UNWIND_FRAME_MAX];
@@ -363,6 +395,8 @@ static void report_print(struct report *report)
     const bool early = python_of(report, report->serving) != NULL;
     if (early)
         summary_print(report, NULL, 0);
+    head_print(report);
+    torch_print(report);
     const int r =
         cox_unwind_open(&report->unwind, report->pid, report->copy, &report->unwind_error);
     report->unwinds = r == 0;
@@ -371,7 +405,6 @@ static void report_print(struct report *report)
         count = cox_unwind_thread(&report->unwind, copied, frames);
     if (!early)
         summary_print(report, frames, count);
-    head_print(report);
     for (uint32_t i = 0; i < report->facts.count; i++)
         if (report->facts.threads[i].tid == report->serving)
             thread_print(report, &report->facts.threads[i]);

@@ -82,6 +82,7 @@ EXEMPT = {
     ("coordinator/stacks/stacks.c", "listener_make", "bind("): "a socket of its own, which ends with it",
     ("coordinator/stacks/stacks.c", "listener_make", "listen("): "a socket of its own, which ends with it",
     ("program/stacks/rank_connection.c", "cox_rank_connection_ask", "send("): "of the helper, to the rank's writer",
+    ("program/stacks/rank_connection.c", "cox_rank_connection_ask_torch", "send("): "of the helper, to the rank's writer",
     ("worker/loop/stack_writer.c", "helper_serve", "prctl("): "who may trace the rank, which is of the rank's process",
     ("worker/loop/stack_writer.c", "reply", "ftruncate("): "a memfd of the rank's own, which is done with",
     ("worker/loop/stack_writer.c", "doorbell_make", "ftruncate("): "a memfd of the rank's own; without it no stacks are read",

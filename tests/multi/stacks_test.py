@@ -141,6 +141,61 @@ def frames_of_an_interpreter_come_first():
         check("/" not in summary(text), summary(text))
 
 
+FAKE_TORCH = os.path.join(os.path.dirname(program("coxswain")), "../tests/fake_torch/libtorch_cpu.so")
+
+
+@contextlib.contextmanager
+def torch_target(says, size="100"):
+    """A target that has a PyTorch, whose flight recorder returns this."""
+    if not os.path.exists(FAKE_TORCH):
+        skip("a build without the fake PyTorch")
+    with target("sleep", under=("env", "LD_PRELOAD=" + FAKE_TORCH, "TORCH_FR_BUFFER_SIZE=" + size,
+                                "FAKE_TORCH=" + says)) as pid:
+        yield pid
+
+
+COLLECTIVE = ('{"entries":[{"process_group":["0","default_pg"],"collective_seq_id":4711,"state":"started",'
+              '"profiling_name":"gloo:all_reduce"}]}')
+
+
+@test
+def what_the_flight_recorder_of_torch_has():
+    with torch_target(COLLECTIVE) as pid:
+        text = helper(pid)
+        check("\ntorch: group 0 (default_pg): entered 4711, waits in all_reduce 4711\n" in text, text)
+        check("\n  0 4711 all_reduce " in text, text)
+        goes_on(pid)
+
+
+@test
+def a_flight_recorder_that_does_not_answer_is_said():
+    with torch_target("hold") as pid:
+        for _ in range(2):
+            text = helper(pid)
+            check("not there: PyTorch's flight recorder did not answer" in text, text)
+            native(summary(text), "called from sleep_in_the_kernel")
+        goes_on(pid)
+
+
+@test
+def a_flight_recorder_that_lies_is_said():
+    for lie in ("x" * 100, '{"entries":[' + "[" * 100000, '{"entries":"' + "\x1b[2J" * 100 + '"}'):
+        with torch_target(lie) as pid:
+            text = helper(pid)
+            check("PyTorch's flight recorder: its dump cannot be read" in text, text)
+            check("\x1b" not in text, text)
+
+
+@test
+def a_flight_recorder_is_not_asked_where_it_is_off():
+    for variables in (("TORCH_FR_BUFFER_SIZE=0",), ()):
+        with target("sleep", under=("env", "-u", "TORCH_NCCL_TRACE_BUFFER_SIZE", "-u", "TORCH_FR_BUFFER_SIZE",
+                                    "LD_PRELOAD=" + FAKE_TORCH, "FAKE_TORCH=hold", *variables)) as pid:
+            check("cox-torch\n" not in [harness.read("/proc/%d/task/%s/comm" % (pid, tid)) for tid in tasks(pid)],
+                  "there is a thread for PyTorch")
+            check("PyTorch" not in helper(pid), "PyTorch is spoken of")
+
+
 @test
 def two_hundred_threads():
     with target("threads", "200") as pid:

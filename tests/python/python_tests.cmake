@@ -18,7 +18,7 @@ if(COX_BUILD_PYTHON AND NOT COX_SANITIZE)
             set(tier nightly)
             set(timeout 1500)
         endif()
-        if(name STREQUAL "stacks") # multi/stacks has part of it in all
+        if(name MATCHES "^(stacks|torch_recorder)$") # multi/stacks has part of it in all
             set(tier nightly)
         endif()
         cox_command_test(NAME python/${name} LABEL python TIER ${tier} TIMEOUT ${timeout} PROCESSORS 2

@@ -32,3 +32,6 @@ cox_unit_test(NAME top_table TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/top_table_test.c ${PROJECT_SOURCE_DIR}/program/command/top_table.c
             ${PROJECT_SOURCE_DIR}/program/command/units.c
     LIBS coxswain_commands)
+cox_unit_test(NAME flight_recorder TIER quick
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/flight_recorder_test.c ${PROJECT_SOURCE_DIR}/program/stacks/flight_recorder.c
+    LIBS PkgConfig::JANSSON)

@@ -1,4 +1,4 @@
-/* What another machine sends of its ranks. */
+/* What another machine sends of its ranks, and what PyTorch's flight recorders say of them. */
 #include "coordinator/stacks/paragraph.h"
 #include "coordinator/stacks/stacks.h"
 #include "tests/lib/test.h"
@@ -23,6 +23,13 @@ static struct cox_stacks *gather(const char *const *texts, uint32_t count)
                      0);
     assert_int_equal(stacks->count, count);
     return stacks;
+}
+
+static void expect(const char *const *texts, uint32_t count, const char *paragraph)
+{
+    struct cox_stacks *stacks = gather(texts, count);
+    assert_string_equal(stacks->paragraph, paragraph);
+    cox_stacks_free(stacks);
 }
 
 PLAIN_TEST(a_text_has_its_summary_and_its_lines)
@@ -88,5 +95,106 @@ PLAIN_TEST(a_summary_is_cut)
     assert_int_equal(strlen(stacks->ranks[0].summary), COX_STACKS_SUMMARY_SIZE - 1);
     assert_string_equal(stacks->ranks[0].text, "");
     cox_stacks_free(stacks);
+    free(text);
+}
+
+/* ---- collectives ---- */
+
+#define IN(name, entered, waits)                                                                   \
+    "summary: in a\ntorch: group " name ": entered " entered ", waits in " waits "\n"
+
+PLAIN_TEST(the_rank_that_never_entered_is_named)
+{
+    const char *const texts[] = {IN("0 (default_pg)", "4711", "all_reduce 4711"),
+                                 IN("0 (default_pg)", "4710", "none"),
+                                 IN("0 (default_pg)", "4713", "all_reduce 4711"),
+                                 IN("0 (default_pg)", "4711", "all_reduce 4711")};
+    expect(
+        texts, 4,
+        "PyTorch: rank 1 never entered all_reduce 4711; ranks 0,2-3 wait in it; ranks 0-3: in a");
+}
+
+PLAIN_TEST(ranks_that_are_not_read_are_not_named)
+{
+    const char *const texts[] = {IN("0 (default_pg)", "5", "broadcast 5"), NULL,
+                                 IN("0 (default_pg)", "4", "none"), "summary: in a\n"};
+    expect(texts, 4,
+           "PyTorch: rank 2 never entered broadcast 5; rank 0 waits in it; "
+           "rank 1: node b is silent; ranks 0,2-3: in a, and may wait for it");
+}
+
+PLAIN_TEST(no_rank_waits)
+{
+    const char *const texts[] = {IN("0 (default_pg)", "5", "none"),
+                                 IN("0 (default_pg)", "4", "none")};
+    expect(texts, 2, "ranks 0-1: in a");
+}
+
+PLAIN_TEST(all_ranks_wait_in_it)
+{
+    const char *const texts[] = {IN("7 (undefined)", "5", "all_gather 5"),
+                                 IN("7 (undefined)", "5", "all_gather 5")};
+    expect(texts, 2, "PyTorch: ranks 0-1 wait in all_gather 5 of process group 7; ranks 0-1: in a");
+}
+
+PLAIN_TEST(a_rank_has_completed_it)
+{
+    const char *const texts[] = {IN("0 (tp)", "5", "all_reduce 5"),
+                                 IN("0 (tp)", "6", "all_reduce 6"), IN("0 (tp)", "5", "none")};
+    expect(
+        texts, 3,
+        "PyTorch: ranks 1-2 have completed all_reduce 5 of process group tp; rank 0 waits in it; "
+        "ranks 0-2: in a");
+}
+
+PLAIN_TEST(a_rank_is_in_another_collective_of_that_number)
+{
+    const char *const texts[] = {IN("0 (default_pg)", "5", "all_reduce 5"),
+                                 IN("0 (default_pg)", "5", "broadcast 5"),
+                                 IN("0 (default_pg)", "5", "all_reduce 5")};
+    expect(texts, 3,
+           "PyTorch: rank 1 waits in broadcast 5; ranks 0,2 wait in all_reduce 5; "
+           "ranks 0-2: in a");
+}
+
+PLAIN_TEST(a_group_that_a_rank_is_missing_in_comes_first)
+{
+    const char *const texts[] = {
+        "summary: in a\ntorch: group 0 (default_pg): entered 5, waits in all_reduce 5\n"
+        "torch: group 1 (tp): entered 9, waits in broadcast 9\n",
+        "summary: in a\ntorch: group 0 (default_pg): entered 5, waits in all_reduce 5\n"
+        "torch: group 1 (tp): entered 8, waits in none\n"};
+    expect(texts, 2,
+           "PyTorch: rank 1 never entered broadcast 9 of process group tp; rank 0 waits in it; "
+           "PyTorch: ranks 0-1 wait in all_reduce 5; ranks 0-1: in a");
+}
+
+PLAIN_TEST(lines_that_are_none_say_nothing)
+{
+    static const char *const lines[] = {"torch: group",
+                                        "torch: group  (x): entered 5, waits in all_reduce 5",
+                                        "torch: group 0 (): entered 5, waits in all_reduce 5",
+                                        "torch: group 0 (x): entered five, waits in all_reduce 5",
+                                        "torch: group 0 (x): entered 5, waits in ",
+                                        "torch: group 0 (x): entered 5, waits in all_reduce",
+                                        "torch: group 0 (x): entered 5, waits in all_reduce x",
+                                        " torch: group 0 (x): entered 5, waits in all_reduce 5"};
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+        char text[200];
+        const char *const texts[] = {text};
+        snprintf(text, sizeof text, "summary: in a\n%s\n", lines[i]);
+        expect(texts, 1, "rank 0: in a");
+    }
+}
+
+PLAIN_TEST(more_groups_than_are_compared)
+{
+    char *text = calloc(1, 100000);
+    assert_non_null(text);
+    strcpy(text, "summary: in a\n");
+    for (int i = 0; i < 1000; i++)
+        sprintf(text + strlen(text), "torch: group %d (g%d): entered 5, waits in none\n", i, i);
+    const char *const texts[] = {text, text, text};
+    expect(texts, 3, "ranks 0-2: in a");
     free(text);
 }

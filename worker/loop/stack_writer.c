@@ -260,6 +260,16 @@ static bool reply(struct cox_stack_writer *writer, int fd, uint32_t flags)
     return sent;
 }
 
+static bool torch_reply(struct cox_stack_writer *writer, int fd)
+{
+    struct cox_stack_reply head = {0};
+    const char *dump = NULL;
+    head.torch = (uint32_t)cox_torch_recorder_dump(
+        writer->torch, cox_deadline_after_ms(COX_STACK_TORCH_MS), &dump, &head.text_size);
+    return bytes_send(writer, fd, &head, sizeof head) &&
+           bytes_send(writer, fd, dump, head.text_size);
+}
+
 /* ---- the thread ---- */
 
 static void helper_serve(struct cox_stack_writer *writer)
@@ -273,7 +283,7 @@ static void helper_serve(struct cox_stack_writer *writer)
          * the helper has tried without. */
         if ((flags & COX_STACK_CONSENT) && sender > 0)
             consented = prctl(PR_SET_PTRACER, (unsigned long)sender, 0UL, 0UL, 0UL) == 0;
-        sent = reply(writer, fd, flags);
+        sent = flags & COX_STACK_TORCH ? torch_reply(writer, fd) : reply(writer, fd, flags);
     }
     if (consented)
         prctl(PR_SET_PTRACER, 0UL, 0UL, 0UL, 0UL);
@@ -340,8 +350,10 @@ int cox_stack_writer_start(struct cox_stack_writer *writer, pid_t coordinator,
         return 0;
     if (r)
         return cox_fail(err, r, "the memory file of the stacks: %s", cox_status_text(r));
+    writer->torch = cox_torch_recorder_new();
     r = cox_thread_start(&writer->thread, writer_main, writer);
     if (r) {
+        writer->torch = cox_torch_recorder_free(writer->torch);
         munmap(writer->doorbell, sizeof *writer->doorbell);
         writer->doorbell = NULL;
         cox_close_fd(&writer->fd);
@@ -360,6 +372,7 @@ void cox_stack_writer_stop(struct cox_stack_writer *writer)
     atomic_fetch_add_explicit(&writer->doorbell->rings, 1, memory_order_release);
     cox_futex_wake_some(&writer->doorbell->rings, 1);
     pthread_join(writer->thread, NULL);
+    writer->torch = cox_torch_recorder_free(writer->torch);
     munmap(writer->doorbell, sizeof *writer->doorbell);
     writer->doorbell = NULL;
     cox_close_fd(&writer->fd);

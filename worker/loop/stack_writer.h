@@ -3,18 +3,20 @@
  * then tells the coordinator's helper, and no other process, what that cannot see.
  *
  * While it does so, a tracer may hold all other threads of the process. So it calls nothing that
- * takes a lock: system calls, and the host's write_frames, of which the same is asked.
+ * takes a lock: system calls, and the host's write_frames, of which the same is asked. The dump of
+ * PyTorch's flight recorder takes locks: another thread takes it, when no tracer holds the process.
  *
  * Threads: start and stop on one thread.
  * Ownership: the struct has the fd, the mapping and the thread.
- * Blocks: stop, until the thread has ended: a few milliseconds, and at most 100 while it has a
- *   connection.
+ * Blocks: stop, until the threads have ended: a few milliseconds, at most 100 while it has a
+ *   connection, and 400 while PyTorch's recorder does not reply.
  * If the process dies: the kernel frees the memory.
  */
 #ifndef COX_WORKER_STACK_WRITER_H
 #define COX_WORKER_STACK_WRITER_H
 
 #include "channel/stacks/stack_protocol.h"
+#include "torch_recorder.h"
 
 #include <coxswain/base.h>
 
@@ -35,6 +37,8 @@ struct cox_stack_writer {
     void *context;
     /* CPython's own, if the process has it; NULL */
     const char *(*python_dump)(int fd, void *interpreter, void *thread_state);
+    /* NULL: there is none */
+    struct cox_torch_recorder *torch;
 };
 
 /* coordinator: as the rank was told when it was started, or as the kernel says; 0: unknown. Returns
