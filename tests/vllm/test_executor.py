@@ -3,6 +3,8 @@
 import concurrent.futures
 import contextlib
 import gc
+import importlib.util
+import logging
 import os
 import pathlib
 import pickle
@@ -11,12 +13,14 @@ import signal
 import subprocess
 import threading
 import time
+import types
 
 import coxswain
 import pytest
 from conftest import environment, shared_memory
 from coxswain import vllm_worker
 from coxswain._internal import vllm_interface as interface, vllm_plugin as plugin
+from test_interface import fetch
 
 
 @pytest.fixture(scope="module")
@@ -364,3 +368,57 @@ def test_a_watch_dog_is_fed_around_each_call():
         seen.append("waits")
     rank.serve(Request())
     assert seen == ["off", "waits", "on", "fed", 5, "fed", "replied"]
+
+
+@pytest.fixture
+def watch_dog(monkeypatch):
+    """vLLM's own, of 0.33: PyPI has that for CUDA alone, but this file of it needs none."""
+    import vllm.config
+
+    path = fetch("0.33.0") / "vllm/utils/watch_dog.py"
+    monkeypatch.setattr(vllm.config, "WatchdogConfig", object, raising=False)
+    spec = importlib.util.spec_from_file_location("watch_dog_of_0_33", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_vllms_watch_dog_writes_of_a_call_that_hangs_and_of_nothing_else(watch_dog, tmp_path):
+    over = threading.Event()
+
+    class Worker:
+        def hang(self):
+            over.wait(60)
+
+        def reply(self):
+            return 5
+
+    class Request:
+        def __init__(self, method):
+            self.data = pickle.dumps((method, (), {}, None))
+
+        def reply(self, data):
+            pass
+
+    config = types.SimpleNamespace(timeout=1.0, check_interval=0.01, dump_dir=str(tmp_path))
+    watched = watch_dog.start_watch_dog("worker_0", config, logging.getLogger(__name__))
+    assert watched.thread.is_alive()
+    rank = object.__new__(vllm_worker.Rank)
+    rank.rank, rank.worker, rank.watch_dog, rank.choices = 0, Worker(), watched, None
+    try:
+        for _ in range(2):
+            with rank.idle():
+                time.sleep(2 * config.timeout)  # no call: it may take as long as it likes
+            rank.serve(Request("reply"))
+        assert not list(tmp_path.iterdir())
+        hangs = threading.Thread(target=rank.serve, args=(Request("hang"),))
+        hangs.start()
+        end = time.monotonic() + 60
+        while not any("in hang" in path.read_text() for path in tmp_path.iterdir()):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        over.set()
+        hangs.join()
+    finally:
+        over.set()
+        watched.stop()
