@@ -181,7 +181,7 @@ def one_group(group: Cluster) -> bool:
         PYTHON, str(HERE), "--lead", group.url, str(group.certificates)
     )
     try:
-        until("the lead is ready", 30, lambda: program.out or program.status is not None)
+        until("the lead is ready", 60, lambda: program.out or program.status is not None)
         if program.status is not None:
             raise Failed("the lead has ended")
         if not hang(group, program):
