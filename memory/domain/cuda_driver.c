@@ -15,7 +15,7 @@ static int driver_find(struct cox_cuda_driver *driver, void *ret_function, const
     void *found = dlsym(driver->library, symbol);
     if (!found)
         return cox_fail(err, COX_UNSUPPORTED,
-                        "the CUDA driver has no %s: version 11.0 or later is needed", symbol);
+                        "the CUDA driver has no %s: version 11.4 or later is needed", symbol);
     memcpy(ret_function, &found, sizeof found); /* ISO C converts no object pointer to a function */
     return 0;
 }

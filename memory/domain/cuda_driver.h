@@ -2,7 +2,7 @@
  * cuda_driver: the few functions of the CUDA driver API that domain_cuda needs, looked up at run
  * time.
  *
- * Types and numbers are those of the API (since version 11.0), declared here so that building needs
+ * Types and numbers are those of the API (since version 11.4), declared here so that building needs
  * no CUDA headers.
  *
  * Threads: open and close from one thread; the driver's functions from any.
@@ -58,6 +58,10 @@ struct cox_cuda_properties {
     } flags;
 };
 
+struct cox_cuda_uuid {
+    unsigned char bytes[16];
+};
+
 struct cox_cuda_access {
     struct cox_cuda_location location;
     int flags;
@@ -72,11 +76,14 @@ struct cox_cuda_access {
     X(device_get, "cuDeviceGet", (cox_cuda_device * ret_device, int number))                       \
     X(device_attribute, "cuDeviceGetAttribute",                                                    \
       (int *ret_value, int attribute, cox_cuda_device device))                                     \
+    X(device_uuid, "cuDeviceGetUuid_v2",                                                           \
+      (struct cox_cuda_uuid * ret_uuid, cox_cuda_device device))                                   \
     X(context_retain, "cuDevicePrimaryCtxRetain",                                                  \
       (cox_cuda_context * ret_context, cox_cuda_device device))                                    \
     X(context_release, "cuDevicePrimaryCtxRelease_v2", (cox_cuda_device device))                   \
     X(context_push, "cuCtxPushCurrent_v2", (cox_cuda_context context))                             \
     X(context_pop, "cuCtxPopCurrent_v2", (cox_cuda_context * ret_context))                         \
+    X(context_wait, "cuCtxSynchronize", (void))                                                    \
     X(stream_wait, "cuStreamSynchronize", (cox_cuda_stream stream))                                \
     X(memory_info, "cuMemGetInfo_v2", (size_t * ret_free, size_t * ret_total))                     \
     X(granularity, "cuMemGetAllocationGranularity",                                                \

@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #define DRIVER "libcuda.so.1"
@@ -333,6 +334,68 @@ static int cuda_copy(struct cox_domain_memory *to_base, uint64_t to_offset,
                            "copying within the device", err);
 }
 
+/* ---- a copy of this process's own ---- */
+
+/* With the context current, and all work on the device done. */
+static int cuda_replace(struct cuda_memory *memory, cox_cuda_allocation allocation,
+                        struct cox_error *err)
+{
+    const struct cox_cuda_driver *driver = &memory->cuda->driver;
+    cox_cuda_result result = driver->unmap(memory->base, memory->rounded);
+    if (result)
+        return fail(memory, result, "unmapping shared memory", err);
+    memory->mapped = false;
+    result = driver->map(memory->base, memory->rounded, 0, allocation, 0);
+    if (result)
+        return fail(memory, result, "mapping a copy of shared memory", err);
+    memory->mapped = true;
+    result = set_access(memory, true);
+    return result ? fail(memory, result, "access to a copy of shared memory", err) : 0;
+}
+
+/* With the context current. copy: memory without a mapping, of the same size and device; its
+ * mapping serves to fill the allocation. */
+static int cuda_copy_all(struct cuda_memory *memory, struct cuda_memory *copy,
+                         struct cox_error *err)
+{
+    const struct cox_cuda_driver *driver = &memory->cuda->driver;
+    const struct cox_cuda_properties properties = properties_of(memory);
+    cox_cuda_allocation allocation;
+    cox_cuda_result result = driver->create(&allocation, memory->rounded, &properties, 0);
+    if (result)
+        return cuda_fail_create(memory, result, err);
+    int r = cuda_map(copy, allocation, true, err);
+    if (r == 0) {
+        result = driver->copy_in_device(copy->base, memory->base, memory->rounded);
+        if (result == COX_CUDA_SUCCESS)
+            result = driver->context_wait();
+        r = result ? fail(memory, result, "copying shared memory", err)
+                   : cuda_replace(memory, allocation, err);
+    }
+    driver->release(allocation);
+    return r;
+}
+
+int cox_domain_cuda_make_private(struct cox_domain_memory *base, struct cox_error *err)
+{
+    struct cuda_memory *memory = cuda_of(base);
+    _cox_cleanup_(cuda_drop) struct cuda_memory *copy = NULL;
+    COX_ASSERT(base->functions == &cuda_functions);
+    int r = cuda_begin(memory->cuda, memory->device, base->size, &copy, err);
+    if (r == 0)
+        r = enter(memory, err);
+    if (r)
+        return r;
+    r = cuda_copy_all(memory, copy, err);
+    leave(memory);
+    if (r == 0) {
+        base->writable = true;
+        base->fd = -1;
+        cox_close_fd(&memory->fd);
+    }
+    return r;
+}
+
 static const struct cox_domain_functions cuda_functions = {
     .name = "CUDA",
     .create = cuda_create,
@@ -392,6 +455,24 @@ static int find_devices(struct cuda *cuda, struct cox_error *err)
                              "memory that is exported as an fd", err);
     }
     return r;
+}
+
+int cox_domain_cuda_uuid(const struct cox_domains *domains, uint32_t device, uint8_t ret_uuid[16],
+                         struct cox_error *err)
+{
+    const struct cox_domain_functions *functions;
+    struct cox_cuda_uuid uuid;
+    void *context;
+    int r = cox_domains_find(domains, (struct cox_domain_id){COX_DOMAIN_CUDA, device}, &functions,
+                             &context, err);
+    if (r)
+        return r;
+    const struct cuda *cuda = context;
+    cox_cuda_result result = cuda->driver.device_uuid(&uuid, cuda->devices[device]);
+    if (result)
+        return cox_cuda_fail(&cuda->driver, result, -EIO, "the name of a CUDA device", err);
+    memcpy(ret_uuid, uuid.bytes, sizeof uuid.bytes);
+    return 0;
 }
 
 int cox_domains_add_cuda_library(struct cox_domains *domains, const char *library,

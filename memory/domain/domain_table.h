@@ -46,7 +46,27 @@ int cox_domain_copy_to(struct cox_domain_memory *memory, uint64_t offset, const 
 int cox_domain_copy_from(struct cox_domain_memory *memory, uint64_t offset, void *host,
                          uint64_t size, struct cox_error *err);
 
-/* The same with the driver library of this path or name. */
+/* The 16 bytes that name a device of COX_DOMAIN_CUDA, in every process and after every start.
+ * Returns
+ *   0
+ *   COX_INVALID: the table has no such device
+ *   COX_UNSUPPORTED, -EIO: the driver has none for it
+ */
+int cox_domain_cuda_uuid(const struct cox_domains *domains, uint32_t device, uint8_t ret_uuid[16],
+                         struct cox_error *err);
+/* Of a memory of COX_DOMAIN_CUDA: what this process sees at its device address becomes a copy of
+ * its own, which it may write. Its fd is closed and -1. Waits until the device has done what this
+ * process has given it; no other thread may give it more meanwhile.
+ * Returns
+ *   0
+ *   COX_STATE: in a fork's child
+ *   -ENOMEM
+ *   COX_NO_SPACE, COX_DENIED, COX_UNSUPPORTED, -EIO: the driver's. The memory is as it was, or
+ *     mapped nowhere: a kernel that uses it may fail
+ */
+int cox_domain_cuda_make_private(struct cox_domain_memory *memory, struct cox_error *err);
+
+/* cox_domains_add_cuda with the driver library of this path or name. */
 int cox_domains_add_cuda_library(struct cox_domains *domains, const char *library,
                                  struct cox_error *err);
 

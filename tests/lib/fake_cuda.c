@@ -125,6 +125,13 @@ FAKE(cuDeviceGetAttribute, int *ret_value, int attribute, cox_cuda_device device
     return device >= 10 ? 0 : NO_DEVICE;
 }
 
+FAKE(cuDeviceGetUuid_v2, struct cox_cuda_uuid *ret_uuid, cox_cuda_device device)
+{
+    MAY_FAIL();
+    memset(ret_uuid->bytes, device, sizeof ret_uuid->bytes);
+    return device >= 10 ? 0 : NO_DEVICE;
+}
+
 /* ---- contexts ---- */
 
 FAKE(cuDevicePrimaryCtxRetain, cox_cuda_context *ret_context, cox_cuda_device device)
@@ -370,6 +377,15 @@ FAKE(cuStreamSynchronize, cox_cuda_stream stream)
     MAY_FAIL();
     NEEDS_CONTEXT();
     return stream ? INVALID_HANDLE : 0;
+}
+
+FAKE(cuCtxSynchronize, void)
+{
+    state.waits++;
+    settle();
+    MAY_FAIL();
+    NEEDS_CONTEXT();
+    return 0;
 }
 
 FAKE(cuMemsetD8_v2, cox_cuda_pointer pointer, unsigned char value, size_t size)

@@ -197,6 +197,45 @@ DOMAIN_TEST(h28_what_one_process_exports_it_may_import)
     destroy(reader);
 }
 
+static void make_private(struct cox_domain_memory *memory)
+{
+    struct cox_error err = {0};
+    if (cox_domain_cuda_make_private(memory, &err))
+        fail_msg("%s", err.text);
+}
+
+DOMAIN_TEST(h28_a_view_becomes_a_copy_at_the_same_address)
+{
+    static const uint8_t zeros[SIZE];
+    struct cox_domain_memory *memory = created(cuda_id, SIZE), *view = attached(memory->fd, false);
+    const uint64_t address = view->device_address;
+    assert_int_equal(cox_domain_copy_to(memory, 0, pattern, SIZE, NULL), 0);
+    assert_int_equal(cox_domain_copy_to(view, 0, zeros, SIZE, NULL), COX_DENIED);
+    make_private(view);
+    assert_true(view->device_address == address && view->writable && view->fd == -1);
+    expect(view, pattern);
+    assert_int_equal(cox_domain_copy_to(view, 0, zeros, SIZE, NULL), 0);
+    expect(memory, pattern);
+    destroy(memory);
+    expect(view, zeros);
+    make_private(view); /* once more: it is one already */
+    expect(view, zeros);
+    destroy(view);
+}
+
+DOMAIN_TEST(h28_devices_have_names)
+{
+    static const uint8_t zeros[16];
+    uint8_t first[16] = {0}, again[16], other[16] = {0};
+    assert_int_equal(cox_domain_cuda_uuid(domains, 0, first, NULL), 0);
+    assert_int_equal(cox_domain_cuda_uuid(domains, 0, again, NULL), 0);
+    assert_memory_equal(first, again, 16);
+    assert_memory_not_equal(first, zeros, 16);
+    assert_int_equal(cox_domain_cuda_uuid(domains, 31, other, NULL), COX_INVALID);
+    if (cox_domain_cuda_uuid(domains, 1, other, NULL) == 0) /* the machine may have one device */
+        assert_memory_not_equal(first, other, 16);
+}
+
 DOMAIN_TEST(h28_the_hosts_current_context_stays)
 {
     void *driver = dlopen(library, RTLD_NOW | RTLD_LOCAL);
@@ -267,6 +306,7 @@ static void in_a_child_of_fork(void *context)
     CHECK(cox_domain_copy_from(memory, 0, seen, 1, &err) == COX_STATE);
     CHECK(strstr(err.text, "fork"));
     CHECK(cox_domain_copy_to(memory, 0, seen, 1, NULL) == COX_STATE);
+    CHECK(cox_domain_cuda_make_private(memory, NULL) == COX_STATE);
     CHECK(cox_domains_find(domains, cuda_id, &functions, &cuda, NULL) == 0);
     CHECK(functions->create(cuda, 0, SIZE, false, &none, NULL) == COX_STATE);
     CHECK(functions->attach(cuda, 0, memory->fd, SIZE, true, &none, NULL) == COX_STATE);
@@ -631,9 +671,27 @@ static int job_copy(struct cox_domain_memory *memory, struct cox_error *err)
     return cox_domain_copy(memory, 0, memory, 200000, 100000, err);
 }
 
-static const struct job jobs[] = {
-    {"add", job_add},         {"create", job_create},       {"attach", job_attach},
-    {"copy to", job_copy_to}, {"copy from", job_copy_from}, {"copy", job_copy}};
+static int job_make_private(struct cox_domain_memory *memory, struct cox_error *err)
+{
+    struct cox_domain_memory *view = NULL;
+    int r = attach(cuda_id, memory->fd, SIZE, false, &view, err);
+    if (r)
+        return r;
+    r = cox_domain_cuda_make_private(view, err);
+    assert_true((r == 0) == view->writable);
+    fake->fail_call = 0;
+    destroy(view);
+    /* The last call is one of those that undo, and its failure fails nothing. */
+    return r == 0 && fake->failed ? cox_fail(err, -EIO, "%s", fake->failed) : r;
+}
+
+static const struct job jobs[] = {{"add", job_add},
+                                  {"create", job_create},
+                                  {"attach", job_attach},
+                                  {"copy to", job_copy_to},
+                                  {"copy from", job_copy_from},
+                                  {"copy", job_copy},
+                                  {"make private", job_make_private}};
 
 DOMAIN_TEST(b15_h28_stand_in_whatever_fails_in_the_driver_is_reported_and_undone)
 {
