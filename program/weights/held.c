@@ -12,10 +12,9 @@
 
 struct cox_weights {
     struct cox_weights *next;
-    /* -1: they are being loaded */
-    int fd;
-    uint64_t bytes;
-    /* the first one loads them, while fd is -1 */
+    /* fd -1: they are being loaded */
+    struct cox_weights_image image;
+    /* the first one loads them, while there is no image */
     struct cox_weights_user *users;
     uint64_t keep_ms;
     /* when they were put, or asked for */
@@ -67,7 +66,7 @@ static int add(struct cox_held *held, const char *key, struct cox_weights **ret_
     struct cox_weights *weights = calloc(1, sizeof *weights);
     if (!weights)
         return -ENOMEM;
-    weights->fd = -1;
+    weights->image.fd = -1;
     weights->since_ns = cox_now_ns();
     weights->drop_ns = COX_DEADLINE_NEVER;
     strcpy(weights->key, key);
@@ -87,7 +86,8 @@ static void forget(struct cox_held *held, struct cox_weights *weights)
     held->count--;
     while (weights->users)
         user_remove(weights, weights->users);
-    cox_close_fd(&weights->fd);
+    if (weights->image.fd >= 0)
+        held->close(held->context, &weights->image.fd);
     free(weights);
 }
 
@@ -106,7 +106,7 @@ static void keep(struct cox_weights *weights, uint64_t keep_ms)
 }
 
 int cox_held_get(struct cox_held *held, struct cox_weights_user *user, const char *key,
-                 uint64_t keep_ms, int *ret_fd, uint64_t *ret_bytes)
+                 uint64_t keep_ms, struct cox_weights_image *ret_image)
 {
     struct cox_weights *weights = find(held, key);
     const bool is_loader = !weights;
@@ -118,24 +118,25 @@ int cox_held_get(struct cox_held *held, struct cox_weights_user *user, const cha
     user->asked = true;
     user_add(weights, user);
     keep(weights, keep_ms);
-    user->waits = !is_loader && weights->fd < 0;
-    if (weights->fd < 0)
+    user->waits = !is_loader && weights->image.fd < 0;
+    if (weights->image.fd < 0)
         return is_loader ? COX_EMPTY : COX_BUSY;
-    *ret_fd = weights->fd;
-    *ret_bytes = weights->bytes;
+    *ret_image = weights->image;
     return 0;
 }
 
 /* Returns as put. */
-static int memory_check(int fd, uint64_t *ret_bytes)
+static int image_check(struct cox_weights_image *image)
 {
     struct stat st;
-    const int seals = fcntl(fd, F_GET_SEALS);
+    if (image->memory == COX_WEIGHTS_CUDA)
+        return image->bytes > 0 ? 0 : COX_DENIED;
+    const int seals = fcntl(image->fd, F_GET_SEALS);
     if (seals < 0)
         return errno == EINVAL ? COX_DENIED : -errno;
-    if (fstat(fd, &st) < 0)
+    if (fstat(image->fd, &st) < 0)
         return -errno;
-    *ret_bytes = (uint64_t)st.st_size;
+    image->bytes = (uint64_t)st.st_size;
     return (seals & SEALS) == SEALS && st.st_size > 0 ? 0 : COX_DENIED;
 }
 
@@ -145,18 +146,18 @@ static void answer_waiting(struct cox_held *held, const struct cox_weights *weig
         if (!user->waits)
             continue;
         user->waits = false;
-        held->answer(held->context, user, 0, weights->fd, weights->bytes);
+        held->answer(held->context, user, 0, &weights->image);
     }
 }
 
 int cox_held_put(struct cox_held *held, struct cox_weights_user *user, const char *key,
-                 uint64_t keep_ms, int *fd, uint64_t *ret_bytes)
+                 uint64_t keep_ms, struct cox_weights_image *image)
 {
     struct cox_weights *weights = find(held, key);
-    int r = memory_check(*fd, ret_bytes);
+    int r = image_check(image);
     if (r)
         return r;
-    if (user->asked && (!weights || weights->users != user || weights->fd >= 0))
+    if (user->asked && (!weights || weights->users != user || weights->image.fd >= 0))
         return COX_INVALID;
     if (!user->asked && weights)
         return COX_TAKEN;
@@ -167,8 +168,8 @@ int cox_held_put(struct cox_held *held, struct cox_weights_user *user, const cha
         user->asked = true;
         user_add(weights, user);
     }
-    weights->fd = cox_steal_fd(fd);
-    weights->bytes = *ret_bytes;
+    weights->image = *image;
+    image->fd = -1;
     weights->since_ns = cox_now_ns();
     keep(weights, keep_ms);
     answer_waiting(held, weights);
@@ -180,7 +181,7 @@ uint32_t cox_held_drop(struct cox_held *held, const char *key)
     uint32_t count = 0;
     for (struct cox_weights *weights = held->first, *next; weights; weights = next) {
         next = weights->next;
-        if (weights->fd < 0 || (key[0] && strcmp(weights->key, key) != 0))
+        if (weights->image.fd < 0 || (key[0] && strcmp(weights->key, key) != 0))
             continue;
         forget(held, weights);
         count++;
@@ -195,12 +196,12 @@ void cox_held_leave(struct cox_held *held, struct cox_weights_user *user)
         return;
     user_remove(weights, user);
     struct cox_weights_user *next = weights->users;
-    if (weights->fd >= 0 && !next) {
+    if (weights->image.fd >= 0 && !next) {
         weights->drop_ns = weights->keep_ms == FOREVER_MS ? COX_DEADLINE_NEVER
                                                           : cox_deadline_after_ms(weights->keep_ms);
         return;
     }
-    if (weights->fd >= 0)
+    if (weights->image.fd >= 0)
         return;
     if (!next) {
         forget(held, weights);
@@ -209,7 +210,7 @@ void cox_held_leave(struct cox_held *held, struct cox_weights_user *user)
     /* It was the loader, or one that waited: the first of the others loads. */
     if (next->waits) {
         next->waits = false;
-        held->answer(held->context, next, COX_EMPTY, -1, 0);
+        held->answer(held->context, next, COX_EMPTY, &(struct cox_weights_image){.fd = -1});
     }
 }
 
@@ -241,12 +242,13 @@ static json_t *describe(const struct cox_weights *weights, uint64_t now_ns)
         users++;
     json_t *key = json_string(weights->key); /* NULL: it is not UTF-8 */
     return json_pack(
-        "{so sI si so so so sb}", "key", key ? key : json_string("?"), "bytes",
-        (json_int_t)weights->bytes, "users", (int)users, "keep_s",
+        "{so sI si ss so so so sb}", "key", key ? key : json_string("?"), "bytes",
+        (json_int_t)weights->image.bytes, "users", (int)users, "memory",
+        weights->image.memory == COX_WEIGHTS_CUDA ? "CUDA" : "host", "keep_s",
         weights->keep_ms == FOREVER_MS ? json_null() : json_real((double)weights->keep_ms / 1e3),
         "left_s",
         weights->drop_ns == COX_DEADLINE_NEVER ? json_null() : seconds(now_ns, weights->drop_ns),
-        "age_s", seconds(weights->since_ns, now_ns), "loading", weights->fd < 0);
+        "age_s", seconds(weights->since_ns, now_ns), "loading", weights->image.fd < 0);
 }
 
 json_t *cox_held_list(const struct cox_held *held)

@@ -22,6 +22,14 @@
 
 struct cox_weights;
 
+/* What a process maps. */
+struct cox_weights_image {
+    enum cox_weights_memory memory;
+    /* lent; -1: none */
+    int fd;
+    uint64_t bytes;
+};
+
 /* All zero before its first get or put. */
 struct cox_weights_user {
     /* what it loads, waits for or uses; NULL: nothing, or it was dropped */
@@ -37,9 +45,11 @@ struct cox_weights_user {
 struct cox_held {
     struct cox_weights *first;
     uint32_t count;
-    /* called when a user's get has its answer after all: status as get, fd lent */
-    void (*answer)(void *context, struct cox_weights_user *user, int status, int fd,
-                   uint64_t bytes);
+    /* called when a user's get has its answer after all: status as get */
+    void (*answer)(void *context, struct cox_weights_user *user, int status,
+                   const struct cox_weights_image *image);
+    /* closes an fd, which may be any (closer.h), and sets it to -1 */
+    void (*close)(void *context, int *fd);
     void *context;
 };
 
@@ -47,7 +57,7 @@ struct cox_held {
 void cox_held_deinit(struct cox_held *held);
 
 /* Returns
- *   0: *ret_fd is lent
+ *   0
  *   COX_EMPTY: the user loads them
  *   COX_BUSY: another user loads them; answer will be called
  *   COX_INVALID: the user has asked before
@@ -55,17 +65,18 @@ void cox_held_deinit(struct cox_held *held);
  *   -ENOMEM
  */
 int cox_held_get(struct cox_held *held, struct cox_weights_user *user, const char *key,
-                 uint64_t keep_ms, int *ret_fd, uint64_t *ret_bytes);
-/* Takes *fd, and sets it to -1, on success alone. Answers those that wait. Returns
+                 uint64_t keep_ms, struct cox_weights_image *ret_image);
+/* Takes image->fd, and sets it to -1, on success alone; sets image->bytes of host memory. Answers
+ * those that wait. Returns
  *   0
  *   COX_INVALID: the user has asked for another key, or for this one and does not load it
- *   COX_DENIED: not memory with the seals
+ *   COX_DENIED: not memory with the seals; device memory of no bytes
  *   COX_TAKEN
  *   COX_FULL
  *   -errno
  */
 int cox_held_put(struct cox_held *held, struct cox_weights_user *user, const char *key,
-                 uint64_t keep_ms, int *fd, uint64_t *ret_bytes);
+                 uint64_t keep_ms, struct cox_weights_image *image);
 /* key "": all. Returns how many. */
 uint32_t cox_held_drop(struct cox_held *held, const char *key);
 /* The user has ended. Idempotent. */

@@ -54,18 +54,30 @@ static uint64_t number_at(const uint8_t *bytes, uint32_t size)
 }
 
 /* A client that does not read its answers is not waited for: its connection ends. */
-static void answer(void *context, struct cox_weights_user *user, int status, int fd, uint64_t count)
+static void send_answer(const struct connection *c, int status, uint32_t memory, int fd,
+                        uint64_t count)
 {
-    struct connection *c = (struct connection *)user;
     uint8_t bytes[COX_WEIGHTS_ANSWER_SIZE] = {0};
-    (void)context;
     const uint32_t code = (uint32_t)(status < 0 ? COX_NO_SPACE : status);
     for (uint32_t i = 0; i < 8; i++) {
-        bytes[i] = i < 4 ? (uint8_t)(code >> 8 * i) : 0;
+        bytes[i] = (uint8_t)(i < 4 ? code >> 8 * i : memory >> 8 * (i - 4));
         bytes[8 + i] = (uint8_t)(count >> 8 * i);
     }
     if (cox_socket_send(c->fd, bytes, sizeof bytes, &fd, fd >= 0, 0))
         shutdown(c->fd, SHUT_RDWR); /* its end is seen in the next turn */
+}
+
+static void answer(void *context, struct cox_weights_user *user, int status,
+                   const struct cox_weights_image *image)
+{
+    (void)context;
+    send_answer((const struct connection *)user, status, image->memory, image->fd, image->bytes);
+}
+
+static void close_image(void *context, int *fd)
+{
+    const struct holder *holder = context;
+    cox_closer_give(holder->closer, fd);
 }
 
 /* Memory with the list; it is read by mapping or pread. Returns 0 or -errno. */
@@ -86,59 +98,72 @@ static int list_open(const struct cox_held *held, int *ret_fd)
     return r;
 }
 
-static int serve_list(const struct holder *holder, struct connection *c)
+static void serve_list(const struct holder *holder, const struct connection *c)
 {
     _cox_cleanup_(cox_close_fd) int fd = -1;
     int r = list_open(&holder->held, &fd);
-    answer(NULL, &c->user, r, fd, holder->held.count);
-    return 0;
+    send_answer(c, r, 0, fd, holder->held.count);
 }
+
+struct request {
+    enum cox_weights_op op;
+    uint64_t keep_ms;
+    /* of a put; its fd is the connection's */
+    struct cox_weights_image image;
+    char key[COX_WEIGHTS_KEY_SIZE + 1];
+};
 
 /* False: the bytes are no request. */
-static bool request_parse(const struct connection *c, enum cox_weights_op *ret_op,
-                          uint64_t *ret_keep_ms, char key[COX_WEIGHTS_KEY_SIZE + 1])
+static bool request_parse(const struct connection *c, struct request *ret_request)
 {
     const uint8_t *bytes = c->request;
-    *ret_op = (enum cox_weights_op)number_at(bytes, 4);
-    *ret_keep_ms = number_at(bytes + 8, 8);
-    memcpy(key, bytes + 32, COX_WEIGHTS_KEY_SIZE);
-    key[COX_WEIGHTS_KEY_SIZE] = '\0';
-    bool zero = number_at(bytes + 4, 4) == 0;
-    for (uint32_t i = 16; i < 32; i++)
-        zero = zero && bytes[i] == 0;
-    for (size_t i = strlen(key); i < COX_WEIGHTS_KEY_SIZE; i++)
-        zero = zero && key[i] == '\0';
-    const bool is_put = *ret_op == COX_WEIGHTS_PUT;
-    const bool needs_key = is_put || *ret_op == COX_WEIGHTS_GET;
-    return zero && (key[0] || !needs_key) && is_put == (c->sent_fd >= 0);
+    struct request *request = ret_request;
+    request->op = (enum cox_weights_op)number_at(bytes, 4);
+    request->keep_ms = number_at(bytes + 8, 8);
+    request->image =
+        (struct cox_weights_image){.memory = (enum cox_weights_memory)number_at(bytes + 4, 4),
+                                   .fd = c->sent_fd,
+                                   .bytes = number_at(bytes + 16, 8)};
+    memcpy(request->key, bytes + 32, COX_WEIGHTS_KEY_SIZE);
+    request->key[COX_WEIGHTS_KEY_SIZE] = '\0';
+    const bool is_put = request->op == COX_WEIGHTS_PUT;
+    const bool is_device = is_put && request->image.memory == COX_WEIGHTS_CUDA;
+    bool right = is_device || (request->image.memory == 0 && request->image.bytes == 0);
+    right = right && number_at(bytes + 24, 8) == 0;
+    for (size_t i = strlen(request->key); i < COX_WEIGHTS_KEY_SIZE; i++)
+        right = right && request->key[i] == '\0';
+    const bool needs_key = is_put || request->op == COX_WEIGHTS_GET;
+    return right && (request->key[0] || !needs_key) && is_put == (c->sent_fd >= 0);
 }
 
-/* Serves the request that c has. Returns 0, or that c is to be closed. */
-static int serve(struct holder *holder, struct connection *c)
+/* Serves the request that c has. */
+static void serve(struct holder *holder, struct connection *c)
 {
-    enum cox_weights_op op;
-    uint64_t keep_ms, count = 0;
-    char key[COX_WEIGHTS_KEY_SIZE + 1];
-    int fd = -1, r = COX_INVALID;
-    if (request_parse(c, &op, &keep_ms, key))
-        switch (op) {
+    struct cox_weights_image image = {.fd = -1};
+    struct request request;
+    int r = COX_INVALID;
+    if (request_parse(c, &request))
+        switch (request.op) {
         case COX_WEIGHTS_GET:
-            r = cox_held_get(&holder->held, &c->user, key, keep_ms, &fd, &count);
+            r = cox_held_get(&holder->held, &c->user, request.key, request.keep_ms, &image);
             if (r == COX_BUSY)
-                return 0;
+                return;
             break;
         case COX_WEIGHTS_PUT:
-            r = cox_held_put(&holder->held, &c->user, key, keep_ms, &c->sent_fd, &count);
+            r = cox_held_put(&holder->held, &c->user, request.key, request.keep_ms, &request.image);
+            c->sent_fd = request.image.fd;
+            image.memory = request.image.memory;
+            image.bytes = request.image.bytes;
             break;
         case COX_WEIGHTS_DROP:
-            count = cox_held_drop(&holder->held, key);
+            image.bytes = cox_held_drop(&holder->held, request.key);
             r = 0;
             break;
         case COX_WEIGHTS_LIST:
-            return serve_list(holder, c);
+            serve_list(holder, c);
+            return;
         }
-    answer(NULL, &c->user, r, fd, count);
-    return 0;
+    answer(NULL, &c->user, r, &image);
 }
 
 /* ---- connections ---- */
@@ -191,9 +216,11 @@ static int connection_read(struct holder *holder, struct connection *c)
         return 0;
     c->received = 0;
     /* One that waits for an answer may not ask for more. */
-    r = c->user.waits ? COX_CLOSED : serve(holder, c);
+    const bool is_early = c->user.waits;
+    if (!is_early)
+        serve(holder, c);
     cox_closer_give(holder->closer, &c->sent_fd);
-    return r;
+    return is_early ? COX_CLOSED : 0;
 }
 
 /* ---- run ---- */
@@ -301,7 +328,8 @@ static void holder_close(struct holder *holder)
 
 int cox_holder_run(bool stay, const struct cox_notify *notify, struct cox_error *err)
 {
-    struct holder holder = {.held.answer = answer, .signal_fd = -1};
+    struct holder holder = {.held = {.answer = answer, .close = close_image, .context = &holder},
+                            .signal_fd = -1};
     int r = holder_open(&holder, err);
     if (r == 0) {
         cox_notify_send(notify, "READY=1");

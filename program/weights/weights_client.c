@@ -6,8 +6,18 @@
 #include "channel/socket/runtime_dir.h"
 #include "channel/socket/socket.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+
+/* Whether the directory is another user's; one that is not there is nobody's. The directory that
+ * the environment names is asked all the same: it may be meant. */
+static bool is_foreign(const char *place)
+{
+    const char *chosen = getenv("COXSWAIN_RUNTIME_DIR");
+    struct stat info;
+    return !(chosen && chosen[0]) && lstat(place, &info) == 0 && info.st_uid != geteuid();
+}
 
 /* In the first directory in which a holder listens, as groups are found. Returns as
  * cox_weights_list. */
@@ -22,6 +32,8 @@ static int holder_connect(uint64_t deadline_ns, int *ret_fd, struct cox_error *e
                             "no holder of weights runs for this user: nothing is kept");
         if (r)
             return r;
+        if (is_foreign(place))
+            continue;
         snprintf(path, sizeof path, "%s/" COX_WEIGHTS_NAME ".sock", place);
         r = cox_socket_connect(path, deadline_ns, ret_fd, &one);
         if (r != COX_NOT_FOUND && r != COX_CLOSED)

@@ -338,9 +338,7 @@ class Engine:
         made = (folder, rank, count, device, getattr(torch, self.options.dtype))
         if self.options.weights == "private":
             return Model(*made)
-        if device.type != "cpu":
-            raise coxswain.Unsupported(f"--weights: the memory of {device} is not shared")
-        store = coxswain.WeightStore(keep=KEEP[self.options.weights])
+        store = coxswain.WeightStore(KEEP[self.options.weights], device)
         key = store.key(
             folder, shard=rank, shards=count, dtype=self.options.dtype, more=torch.__version__
         )

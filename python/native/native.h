@@ -213,6 +213,30 @@ bool coxpy_child_end(struct coxpy_child *child, int *ret_signal, int *ret_code);
 size_t coxpy_child_text(struct coxpy_child *child, bool details, char *text, size_t size);
 void coxpy_child_unref(struct coxpy_child *child);
 
+/* ---- device_memory.c: memory of CUDA devices, of memory/domain ---- */
+
+/* library: the driver, NULL: that of the machine. Returns as cox_domains_add_cuda. */
+int coxpy_devices_new(const char *library, struct cox_domains **ret_devices, struct cox_error *err);
+/* What names a device everywhere. Returns 0; COX_INVALID: no such device; COX_UNSUPPORTED, -EIO. */
+int coxpy_device_name(const struct cox_domains *devices, uint32_t device, uint8_t ret_name[16],
+                      struct cox_error *err);
+/* Return COX_INVALID: no such device; and as the functions of a domain (domain.h). devices stays open
+ * until the memory is freed. attach: for reading. */
+int coxpy_device_memory_create(const struct cox_domains *devices, uint32_t device, uint64_t size,
+                               struct cox_domain_memory **ret_memory, struct cox_error *err);
+int coxpy_device_memory_attach(const struct cox_domains *devices, uint32_t device, int fd,
+                               uint64_t size, struct cox_domain_memory **ret_memory,
+                               struct cox_error *err);
+/* As cox_domain_cuda_make_private (memory/domain/domain_table.h). */
+int coxpy_device_memory_make_private(struct cox_domain_memory *memory, struct cox_error *err);
+/* Return COX_INVALID: a range is not in the memory; COX_DENIED: it is attached for reading; and as the
+ * functions of a domain. */
+int coxpy_device_memory_read(struct cox_domain_memory *memory, uint64_t offset, void *bytes,
+                             uint64_t size, struct cox_error *err);
+int coxpy_device_memory_write(struct cox_domain_memory *memory, uint64_t offset, const void *bytes,
+                              uint64_t size, struct cox_error *err);
+void coxpy_device_memory_free(struct cox_domain_memory *memory);
+
 struct coxpy_worker;
 
 /* The orders that Python serves, joined by |. */

@@ -4,12 +4,14 @@ import contextlib
 import ctypes
 import json
 import os
+import pathlib
 import resource
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -19,8 +21,9 @@ import coxswain
 
 numpy = pytest.importorskip("numpy")
 
-REQUEST = struct.Struct("<IIQ16s512s")
+REQUEST = struct.Struct("<IIQQ8s512s")
 GET, PUT, DROP, LIST = 1, 2, 3, 4
+CUDA = 3
 INVALID, DENIED, TAKEN, EMPTY = 17, 9, 12, 22
 
 # Of a process: `store`, and `weights` with what the key has; prints what it did.
@@ -95,9 +98,10 @@ def holder_pid():
         return struct.unpack("3i", connection.getsockopt(1, socket.SO_PEERCRED, 12))[0]
 
 
-def ask(connection, op, key=b"", fds=(), reserved=b""):
+def ask(connection, op, key=b"", fds=(), reserved=b"", memory=0, size=0):
     """Returns the status of the answer; None: the connection has ended."""
-    socket.send_fds(connection, [REQUEST.pack(op, 0, 60000, reserved, key)], list(fds))
+    request = REQUEST.pack(op, memory, 60000, size, reserved, key)
+    socket.send_fds(connection, [request], list(fds))
     answer, received, _, _ = socket.recv_fds(connection, 16, 1)
     for fd in received:
         os.close(fd)
@@ -279,6 +283,91 @@ def test_a_key_changes_with_the_files_and_with_what_is_made_of_them(tmp_path):
     assert len(key("x" * 5000, revision="1").encode()) <= 512
 
 
+def test_a_model_that_changed_on_disk_is_loaded_anew(tmp_path):
+    """And what has mapped the old one keeps it."""
+    (tmp_path / "model").mkdir()
+    file = tmp_path / "model" / "w"
+    file.write_bytes(b"1")
+    store = coxswain.WeightStore()
+    old = store.put(store.key(tmp_path / "model"), {"w": numpy.array([1])})
+    file.write_bytes(b"2")  # in place, as many bytes
+    key = store.key(tmp_path / "model")
+    assert store.get(key) is None
+    new = store.put(key, {"w": numpy.array([2])})
+    assert (old["w"][0], new["w"][0]) == (1, 2) and len(keys()) == 2
+    old.close()
+    new.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of other users")
+def test_another_user_maps_nothing(monkeypatch):
+    """Neither through the directory of a user that is not its own, nor as the peer of a socket that
+    it reaches."""
+    script = f"""
+import os, sys, struct, socket
+sys.path[:0] = {[path for path in sys.path if path]!r}
+import coxswain
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+try:
+    coxswain.WeightStore().get("k")
+except coxswain.Error as error:
+    print(f"{{type(error).__name__}}: {{error}}")
+"""
+    folder = tempfile.TemporaryDirectory()
+    runtime_dir = pathlib.Path(folder.name) / "run"
+    monkeypatch.setenv("COXSWAIN_RUNTIME_DIR", str(runtime_dir))
+    store = coxswain.WeightStore()
+    weights = store.put("k", {"w": numpy.ones(3)})
+
+    def other(**environment):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert other().startswith("Denied: ")
+    # A mistake: the directories are open. The holder talks to its own user all the same.
+    for path in runtime_dir, runtime_dir.parent:
+        path.chmod(0o711)
+    (runtime_dir / ".weights.sock").chmod(0o666)
+    assert other().startswith("Closed: ")
+    assert store.list()[0]["users"] == 1
+    weights.close()
+    os.kill(holder_pid(), signal.SIGTERM)
+    wait_until(lambda: not (runtime_dir / ".weights.sock").exists())
+    folder.cleanup()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of other users")
+def test_the_directory_of_another_user_is_passed_over(coxswain_command):
+    """As that of the service is, /run/coxswain, into which others may not look."""
+    script = f"""
+import os, sys
+sys.path[:0] = {[path for path in sys.path if path]!r}
+import coxswain
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+print(coxswain.WeightStore().list())
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o711)
+        os.mkdir(f"{folder}/coxswain", 0o700)
+        environment = {**os.environ, "XDG_RUNTIME_DIR": folder}
+        del environment["COXSWAIN_RUNTIME_DIR"]
+        options = {"env": environment, "capture_output": True, "text": True, "timeout": 60}
+        done = subprocess.run([sys.executable, "-c", script], check=False, **options)
+        assert done.stdout == "[]\n", done.stderr
+        with contextlib.suppress(PermissionError):  # where others cannot run what was built
+            words = [coxswain_command, "weights", "--json"]
+            done = subprocess.run(words, user=65534, check=False, **options)
+            assert done.stdout == "[]\n", done.stderr
+
+
 def test_what_is_no_tensor_is_refused():
     store = coxswain.WeightStore()
     for value in (3, [1.0], numpy.array([object()])):
@@ -309,13 +398,14 @@ def test_requests_that_are_none_change_nothing():
             assert ask(connection, op, key, fds) == status, (op, key)
     with holder_connect() as connection:
         assert ask(connection, LIST, reserved=b"1") == INVALID
+        assert ask(connection, LIST, size=1) == INVALID
     with holder_connect() as connection:
         assert ask(connection, GET, b"k") == 0
         assert ask(connection, GET, b"other") == INVALID  # a connection has one key
     with holder_connect() as connection:
         assert ask(connection, GET, b"mine") == EMPTY
         with holder_connect() as waiting:
-            waiting.sendall(REQUEST.pack(GET, 0, 0, b"", b"mine") * 2)  # before its answer
+            waiting.sendall(REQUEST.pack(GET, 0, 0, 0, b"", b"mine") * 2)  # before its answer
             assert waiting.recv(16) == b""
     with holder_connect() as connection:
         connection.sendall(b"\1\0\0")  # and ends
@@ -323,7 +413,7 @@ def test_requests_that_are_none_change_nothing():
         connection.settimeout(0.2)
         with contextlib.suppress(OSError):
             while True:
-                connection.sendall(REQUEST.pack(LIST, 0, 0, b"", b""))
+                connection.sendall(REQUEST.pack(LIST, 0, 0, 0, b"", b""))
     for fd in (plain, *pipe):
         os.close(fd)
     assert keys() == ["k"]
@@ -352,15 +442,28 @@ def test_a_holder_without_fds_waits_and_serves_again():
     weights.close()
 
 
-def test_memory_that_is_no_weights_is_told():
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (b"x" * 16, "another beginning"),
+        (b"COXWGTS1" + struct.pack("<Q", 2**63), "ends before its list"),
+        (b"COXWGTS1" + struct.pack("<Q", 2) + b"[]", "TypeError|list indices"),
+        (b'{"library": "numpy", "tensors": {"w": ["<f4", [9999], 4000]}}', "buffer"),
+        (b'{"library": "numpy", "tensors": {"w": ["<f4", [-1], 2**9]}}', ""),
+    ],
+)
+def test_memory_that_is_no_weights_is_told(text, match):
+    if text.startswith(b"{"):
+        text = b"COXWGTS1" + struct.pack("<Q", len(text)) + text
     fd = os.memfd_create("junk", os.MFD_ALLOW_SEALING)
-    os.write(fd, b"x" * 4096)
+    os.write(fd, text)
+    os.ftruncate(fd, 4096)
     libc = ctypes.CDLL(None)
     assert libc.fcntl(fd, 1033, 15) == 0
     coxswain.WeightStore().put("other", {}).close()  # starts a holder
     with holder_connect() as connection:
         assert ask(connection, PUT, b"junk", [fd]) == 0
-        with pytest.raises(coxswain.Corrupt, match="another beginning"):
+        with pytest.raises(coxswain.Corrupt, match=match):
             coxswain.WeightStore().get("junk")
     os.close(fd)
 

@@ -2,7 +2,7 @@
 
 A small process of this user, the holder (`coxswain weights hold`, which the first put starts), has
 the memory of each part of a model under a key. program/weights/protocol.h says what it is asked.
-The memory is a memfd that nobody can write any more:
+The memory is a memfd that nobody can write any more, or memory of a GPU:
 
     0    b"COXWGTS1"
     8    u64, little-endian: size of what follows
@@ -12,7 +12,8 @@ The memory is a memfd that nobody can write any more:
 
 A process maps it privately, without the right to write: a stray write ends that process by SIGSEGV,
 and changes nothing of another one's. `Weights.unshare` gives the right: what is written from then
-on is this process's own copy, page by page.
+on is this process's own copy, page by page; in a GPU's memory, all of it at once
+(device_memory.py).
 """
 
 # torch and numpy may be missing, and declare no types for some of their functions.
@@ -34,12 +35,14 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from .device_memory import Device, DeviceMemory
 from .errors import Closed, Corrupt, Denied, Error, Full, Invalid, NoSpace, NotFound, TimedOut
 
-_REQUEST = struct.Struct("<IIQ16x512s")
+_REQUEST = struct.Struct("<IIQQ8x512s")
 _ANSWER = struct.Struct("<IIQ")
+_HOST, _CUDA = 0, 3
 _GET, _PUT, _DROP, _LIST = 1, 2, 3, 4
 # Of enum cox_status; what else the holder answers is a fault of this file.
 _FULL, _TAKEN, _EMPTY = 5, 12, 22
@@ -58,24 +61,14 @@ _F_ADD_SEALS, _SEALS = 1033, 0x1 | 0x2 | 0x4 | 0x8
 _WRITE_SIZE_MAX = 1 << 30
 
 
-class Weights(Mapping[str, Any]):
-    """The tensors of a part of a model, mapped from memory that processes share. Keep it for as
-    long as they are used: it is what makes this process a user of them.
+class _HostMemory:
+    """A memfd of weights, mapped."""
 
-    A write into one ends the process by SIGSEGV, until `unshare`.
-    """
-
-    def __init__(self, key: str, fd: int, connection: _Connection | None, loaded: bool) -> None:
+    def __init__(self, key: str, fd: int) -> None:
         self.key = key
-        #: others can map them
-        self.held = connection is not None
-        #: this process has put them; False: it has mapped what another one has loaded
-        self.loaded = loaded
-        self._connection = connection
         self.bytes = os.fstat(fd).st_size
         self._memory = mmap.mmap(fd, self.bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
         self._protect(mmap.PROT_READ)
-        self._tensors = self._read()
 
     def _protect(self, protection: int) -> None:
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
@@ -84,17 +77,76 @@ class Weights(Mapping[str, Any]):
             number = ctypes.get_errno()
             raise Denied(f"mprotect of the weights '{self.key}': {os.strerror(number)}")
 
+    def read(self, offset: int, size: int) -> bytes:
+        return self._memory[offset : offset + size]
+
+    def torch_tensor(self, dtype: str, shape: list[int], offset: int) -> Any:
+        import torch
+
+        kind, count = getattr(torch, dtype), math.prod(shape)
+        if not count:
+            return torch.empty(shape, dtype=kind)
+        return torch.frombuffer(self._memory, dtype=kind, count=count, offset=offset).view(shape)
+
+    def numpy_array(self, dtype: str, shape: list[int], offset: int) -> Any:
+        import numpy
+
+        kind = numpy.dtype(dtype)
+        array: Any = numpy.frombuffer(self._memory, kind, math.prod(shape), offset)
+        array = array.reshape(shape)
+        array.flags.writeable = False  # an exception in place of SIGSEGV
+        return array
+
+    def unshare(self) -> None:
+        self._protect(mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+class Weights(Mapping[str, Any]):
+    """The tensors of a part of a model, mapped from memory that processes share. Keep it for as
+    long as they are used: it is what makes this process a user of them.
+
+    A write into one ends the process by SIGSEGV, until `unshare`. (On a GPU, the kernel that writes
+    fails, and the process can compute nothing more there.)
+    """
+
+    def __init__(
+        self,
+        key: str,
+        memory: _HostMemory | DeviceMemory,
+        connection: _Connection | None,
+        loaded: bool,
+    ) -> None:
+        self.key = key
+        #: others can map them
+        self.held = connection is not None
+        #: this process has put them; False: it has mapped what another one has loaded
+        self.loaded = loaded
+        self._connection = connection
+        self._memory = memory
+        self.bytes = memory.bytes
+        self._tensors = self._read()
+
     def _read(self) -> dict[str, Any]:
         memory = self._memory
         try:
-            if memory[:8] != _MAGIC:
+            if memory.read(0, min(8, self.bytes)) != _MAGIC:
                 raise ValueError("it has another beginning")
-            (size,) = struct.unpack("<Q", memory[8:16])
-            manifest = json.loads(memory[16 : 16 + size])
-            make = _torch_tensor if manifest["library"] == "torch" else _numpy_array
+            (size,) = struct.unpack("<Q", memory.read(8, 8))
+            if size > self.bytes - 16:
+                raise ValueError("it ends before its list of tensors")
+            manifest = json.loads(memory.read(16, size))
+            is_torch = manifest["library"] == "torch"
+            make = memory.torch_tensor if is_torch else memory.numpy_array
             tensors = manifest["tensors"].items()
-            return {name: make(memory, *described) for name, described in tensors}
-        except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+            return {name: make(*described) for name, described in tensors}
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RuntimeError,
+            struct.error,
+        ) as error:
             raise Corrupt(f"the memory of the weights '{self.key}' is none: {error}") from None
 
     def __getitem__(self, name: str) -> Any:
@@ -111,31 +163,14 @@ class Weights(Mapping[str, Any]):
 
     def unshare(self) -> None:
         """This process may write the tensors from now on. What it writes becomes its own copy; the
-        tensors stay where they are, and no other process sees the change."""
-        self._protect(mmap.PROT_READ | mmap.PROT_WRITE)
+        tensors stay where they are, and no other process sees the change. On a GPU all becomes its
+        own copy, at once; raises NoSpace where there is no room for that."""
+        self._memory.unshare()
 
     def close(self) -> None:
         """This process is no user any more. The tensors stay valid. Idempotent."""
         if self._connection:
             self._connection.close()
-
-
-def _torch_tensor(memory: mmap.mmap, dtype: str, shape: list[int], offset: int) -> Any:
-    import torch
-
-    kind, count = getattr(torch, dtype), math.prod(shape)
-    if not count:
-        return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(memory, dtype=kind, count=count, offset=offset).view(shape)
-
-
-def _numpy_array(memory: mmap.mmap, dtype: str, shape: list[int], offset: int) -> Any:
-    import numpy
-
-    array: Any = numpy.frombuffer(memory, numpy.dtype(dtype), math.prod(shape), offset)
-    array = array.reshape(shape)
-    array.flags.writeable = False  # an exception in place of SIGSEGV
-    return array
 
 
 class _Tensors:
@@ -189,19 +224,23 @@ class _Tensors:
                 return _MAGIC + struct.pack("<Q", len(text)) + text, begin + max(self._end, 1)
             begin = needed
 
-    def write(self, fd: int, written: Callable[[str], object] | None) -> None:
+    def write(
+        self, put: Callable[[int, Any], object], written: Callable[[str], object] | None
+    ) -> None:
+        """put(offset, tensor) copies one."""
         done: set[int] = set()
         for name in list(self.tensors):
             tensor = self.tensors[name]
             offset = self._begin + self._described[name][2]
             if offset not in done and tensor.nbytes:
-                _write(fd, self._bytes_of(tensor), offset)
+                put(offset, tensor)
                 done.add(offset)
             del tensor
             if written:
                 written(name)
 
-    def _bytes_of(self, tensor: Any) -> memoryview:
+    def bytes_of(self, tensor: Any) -> memoryview:
+        """In the memory of the host."""
         if self.library == "torch":
             import torch
 
@@ -255,12 +294,17 @@ class WeightStore:
     They stay for `keep` seconds after their last user has ended; None: until `drop`, or
     `coxswain weights drop`. Only processes of the same user reach them. Where the process that
     holds them dies, its users go on, and the next one loads.
+
+    device: where they are, "cpu" or "cuda:N". Tensors of torch are copied there by put, and mapped
+    there by get. Arrays of numpy come back from a GPU as objects with `__cuda_array_interface__`.
     """
 
-    def __init__(self, keep: float | None = 60.0) -> None:
+    def __init__(self, keep: float | None = 60.0, device: object = "cpu") -> None:
+        """Raises Invalid; Unsupported: this machine cannot share the memory of that device."""
         if keep is not None and not 0 <= keep < 1e12:
             raise Invalid(f"keep is {keep}: expected seconds, 0 or more, or None")
         self._keep_ms = _FOREVER if keep is None else int(keep * 1000)
+        self._device = None if str(device) == "cpu" else Device(device)
         # Of a key that this process was told to load, until it puts it.
         self._loading: dict[str, _Connection] = {}
 
@@ -293,21 +337,28 @@ class WeightStore:
         digest = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
         words = [name, revision, f"{shard + 1}/{shards}", dtype, quantization]
         text = " ".join(word for word in words if word)
-        return f"{text.encode()[-_KEY_SIZE + 40 :].decode(errors='ignore')} {digest}"
+        return f"{text.encode()[-_KEY_SIZE + 80 :].decode(errors='ignore')} {digest}"
+
+    def _full(self, key: str) -> str:
+        """The key of the holder: of a GPU, its name belongs to it."""
+        if self._device is None or key.endswith(self._device.name):
+            return key
+        return f"{key} {self._device.name}"
 
     def get(self, key: str, timeout: float | None = 300.0) -> Weights | None:
         """The weights of the key. None: nobody has them, and this process is to load and `put`
         them; until then others that ask wait for it. Waits for another process that loads them,
         for `timeout` seconds at most; raises TimedOut."""
+        key = self._full(key)
         with contextlib.ExitStack() as undo:
             connection = undo.enter_context(_Connection())
-            status, _, fd = connection.ask(_GET, key, self._keep_ms, timeout=timeout)
-            if status == _EMPTY:
+            answer = connection.ask(_GET, key, self._keep_ms, timeout=timeout)
+            if answer.status == _EMPTY:
                 self._loading[key] = connection
                 undo.pop_all()
                 return None
-            _check(status, key)
-            weights = _map(key, fd, connection, loaded=False)
+            _check(answer.status, key)
+            weights = self._map(key, answer, connection, loaded=False)
             undo.pop_all()
             return weights
 
@@ -320,17 +371,18 @@ class WeightStore:
         """Copies the tensors into memory that all share, and returns them as they lie there.
         written(name) is called when a tensor has been copied: it can be freed. If another process
         has put the same key meanwhile, its weights are returned. Where no holder can be reached,
-        they are nobody else's, and `held` is False."""
+        they are nobody else's, and `held` is False. Raises NoSpace."""
+        key = self._full(key)
         with contextlib.ExitStack() as undo:
             connection = self._loading.pop(key, None)
             if connection:
                 undo.enter_context(connection)
-            fd = _make(key, tensors, written)
-            undo.callback(os.close, fd)
+            made = self._make(key, tensors, written)
+            undo.callback(os.close, made.fd)
             for _ in range(3):
                 try:
                     connection = connection or undo.enter_context(_Connection())
-                    status, _, _ = connection.ask(_PUT, key, self._keep_ms, fd=fd)
+                    status = connection.ask(_PUT, key, self._keep_ms, put=made).status
                     if status == _TAKEN and (weights := self.get(key)):
                         return weights
                 except (Closed, NotFound):  # the holder has died since: another one
@@ -343,17 +395,50 @@ class WeightStore:
                 break
             else:
                 connection = None
-            weights = _map(key, os.dup(fd), connection, loaded=True)
+            own = made._replace(fd=os.dup(made.fd))
+            weights = self._map(key, own, connection, loaded=True)
             undo.pop_all()
-            os.close(fd)
+            os.close(made.fd)
             return weights
+
+    def _make(
+        self, key: str, tensors: Mapping[str, Any], written: Callable[[str], object] | None
+    ) -> _Answer:
+        """Memory with these tensors."""
+        parts = _Tensors(tensors)
+        if self._device is None:
+            return _make_on_host(key, parts, written)
+        return _make_on_device(self._device, key, parts, written)
+
+    def _map(
+        self, key: str, answer: _Answer, connection: _Connection | None, loaded: bool
+    ) -> Weights:
+        """Closes the answer's fd."""
+        if answer.fd < 0:
+            raise Corrupt(f"the holder of weights sent no memory of '{key}'")
+        try:
+            if (answer.memory == _HOST) != (self._device is None):
+                raise Corrupt(f"the weights '{key}' are in the memory of another kind of device")
+            memory: _HostMemory | DeviceMemory
+            if self._device is None:
+                memory = _HostMemory(key, answer.fd)
+            else:
+                memory = DeviceMemory(self._device, answer.number, answer.fd)
+            return Weights(key, memory, connection, loaded)
+        finally:
+            os.close(answer.fd)
 
     def give_up(self, key: str) -> None:
         """This process does not put the weights that `get` has told it to load: another one that
         waits for them loads them. Idempotent."""
-        connection = self._loading.pop(key, None)
+        connection = self._loading.pop(self._full(key), None)
         if connection:
             connection.close()
+
+    def held(self, key: str) -> int:
+        """How many bytes others have put under the key; 0: nobody has them."""
+        rows = [row for row in self.list() if row["key"] == self._full(key)]
+        return sum(row["bytes"] for row in rows)
 
     def drop(self, key: str | None = None) -> int:
         """Forgets the weights of the key, or all; returns how many. Who has them keeps them."""
@@ -362,23 +447,35 @@ class WeightStore:
         except NotFound:
             return 0
         with connection:
-            status, count, _ = connection.ask(_DROP, key or "")
-            _check(status, key or "all")
-            return count
+            answer = connection.ask(_DROP, self._full(key) if key else "")
+            _check(answer.status, key or "all")
+            return answer.number
 
     def list(self) -> list[dict[str, Any]]:
         """What is held, as `coxswain weights list --json` prints it: of each its key, bytes, users,
-        keep_s, left_s, age_s and loading."""
+        memory, keep_s, left_s, age_s and loading."""
         try:
             connection = _Connection(start=False)
         except NotFound:
             return []
         with connection:
-            status, _, fd = connection.ask(_LIST, "")
-            _check(status, "list")
-            with open(fd, "rb") as file:
+            answer = connection.ask(_LIST, "")
+            _check(answer.status, "list")
+            with open(answer.fd, "rb") as file:
                 file.seek(0)
                 return json.load(file)
+
+
+class _Answer(NamedTuple):
+    """What the holder answers; and memory that it is given."""
+
+    status: int
+    #: _HOST or _CUDA
+    memory: int
+    #: bytes of the memory, or how many were dropped
+    number: int
+    #: -1: none
+    fd: int
 
 
 class _Connection:
@@ -408,15 +505,23 @@ class _Connection:
 
     def _connect(self, places: list[str]) -> bool:
         for place in places:
-            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+            try:
+                # Another user's is passed over, as where groups are looked for. One that the
+                # environment names is meant.
+                if len(places) > 1 and os.stat(place).st_uid != os.geteuid():
+                    continue
                 # The path of a folder may be longer than an address.
                 folder = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
                     self._socket.connect(f"/proc/self/fd/{folder}/{_FILE}")
                 finally:
                     os.close(folder)
-                self._check_peer(place)
-                return True
+            except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+                continue
+            except PermissionError:
+                raise Denied(f"{place} is another user's: expected one's own") from None
+            self._check_peer(place)
+            return True
         return False
 
     def _check_peer(self, place: str) -> None:
@@ -431,17 +536,17 @@ class _Connection:
         op: int,
         key: str,
         keep_ms: int = 0,
-        fd: int | None = None,
+        put: _Answer | None = None,
         timeout: float | None = _ANSWER_SECONDS,
-    ) -> tuple[int, int, int]:
-        """Returns the answer's status and count, and its fd, -1: none."""
+    ) -> _Answer:
         name = key.encode()
         if len(name) > _KEY_SIZE or b"\0" in name or (not name and op in (_GET, _PUT)):
             raise Invalid(f"a key has 1 to {_KEY_SIZE} bytes, and no zero: {key[:80]!r}")
-        request = _REQUEST.pack(op, 0, keep_ms, name)
+        memory, size = (put.memory, put.number) if put and put.memory != _HOST else (0, 0)
+        request = _REQUEST.pack(op, memory, keep_ms, size, name)
         self._socket.settimeout(timeout)
         try:
-            sent = socket.send_fds(self._socket, [request], [] if fd is None else [fd])
+            sent = socket.send_fds(self._socket, [request], [put.fd] if put else [])
             self._socket.sendall(request[sent:])
             answer, fds, _, _ = socket.recv_fds(
                 self._socket, _ANSWER.size, 1, socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC
@@ -457,8 +562,8 @@ class _Connection:
             for one in fds:
                 os.close(one)
             raise Closed("the holder of weights has ended")
-        status, _, count = _ANSWER.unpack(answer)
-        return status, count, fds[0] if fds else -1
+        status, memory, number = _ANSWER.unpack(answer)
+        return _Answer(status, memory, number, fds[0] if fds else -1)
 
     def close(self) -> None:
         self._socket.close()
@@ -515,19 +620,8 @@ def _check(status: int, key: str) -> None:
     raise Error(f"the holder of weights refused '{key}': status {status}")
 
 
-def _map(key: str, fd: int, connection: _Connection | None, loaded: bool) -> Weights:
-    """Closes fd."""
-    if fd < 0:
-        raise Corrupt(f"the holder of weights sent no memory of '{key}'")
-    try:
-        return Weights(key, fd, connection, loaded)
-    finally:
-        os.close(fd)
-
-
-def _make(key: str, tensors: Mapping[str, Any], written: Callable[[str], object] | None) -> int:
-    """Sealed memory with these tensors: an fd."""
-    parts = _Tensors(tensors)
+def _make_on_host(key: str, parts: _Tensors, written: Callable[[str], object] | None) -> _Answer:
+    """Sealed memory."""
     head, size = parts.head()
     fd = os.memfd_create("cox_weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -536,9 +630,29 @@ def _make(key: str, tensors: Mapping[str, Any], written: Callable[[str], object]
         except OSError as error:
             raise NoSpace(f"{size} bytes for the weights '{key}': {error.strerror}") from None
         _write(fd, memoryview(head), 0)
-        parts.write(fd, written)
+        parts.write(lambda offset, tensor: _write(fd, parts.bytes_of(tensor), offset), written)
         _seal(fd)
     except BaseException:
         os.close(fd)
         raise
-    return fd
+    return _Answer(0, _HOST, size, fd)
+
+
+def _make_on_device(
+    device: Device, key: str, parts: _Tensors, written: Callable[[str], object] | None
+) -> _Answer:
+    """Memory of a GPU, of which this process keeps no mapping."""
+    head, size = parts.head()
+    try:
+        with DeviceMemory(device, size) as memory:
+            memory.write(0, head)
+            if parts.library == "torch":
+                parts.write(memory.put, written)
+                memory.synchronize()
+            else:
+                parts.write(
+                    lambda offset, tensor: memory.write(offset, parts.bytes_of(tensor)), written
+                )
+            return _Answer(0, _CUDA, size, os.dup(memory.fd))
+    except NoSpace as error:
+        raise NoSpace(f"{size} bytes on {device} for the weights '{key}': {error}") from None
