@@ -4,11 +4,14 @@
 #include "program/cli/console.h"
 #include "program/metrics/http.h"
 #include "program/metrics/metrics.h"
+#include "program/weights/weights_client.h"
 #include "proto/control.pb-c.h"
 
 #include <signal.h>
 
 #define TIMEOUT_MS 10000
+/* For the holder of weights, without which the group's numbers are printed all the same. */
+#define WEIGHTS_MS 500
 
 struct metrics_choice {
     struct cox_connection connection;
@@ -47,7 +50,10 @@ static int ask(const void *choice, struct cox_client *client, uint64_t timeout_m
 static void print(const void *choice, const ProtobufCMessage *reply)
 {
     (void)choice;
-    cox_metrics_write(stdout, (const struct CoxswainControl__StatusReply *)reply);
+    json_t *weights = NULL;
+    cox_weights_list(cox_deadline_after_ms(WEIGHTS_MS), &weights, NULL);
+    cox_metrics_write(stdout, (const struct CoxswainControl__StatusReply *)reply, weights);
+    json_decref(weights);
 }
 
 /* Until SIGINT, SIGTERM or SIGHUP. Those that were ignored at the start stay ignored. */

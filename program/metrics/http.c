@@ -7,6 +7,7 @@
 #include "program/metrics/http_address.h"
 #include "program/metrics/metrics.h"
 #include "program/metrics/request.h"
+#include "program/weights/weights_client.h"
 
 #include <poll.h>
 #include <stdlib.h>
@@ -22,6 +23,8 @@
 /* From the accept until the whole head has arrived, and again until the reply is taken. */
 #define TRANSFER_MS 5000
 #define STATUS_MS 5000
+/* For the holder of weights, without which the group's numbers are served all the same. */
+#define WEIGHTS_MS 500
 /* Until the next attempt to accept, where the process has no fd or memory left. */
 #define PAUSE_MS 100
 
@@ -136,9 +139,12 @@ static void fetch(const struct cox_metrics_server *server, struct fetched *fetch
         r = cox_client_status(&client, deadline_ns, &status, &fetched->err);
     if (r == 0) {
         FILE *file = open_memstream(&fetched->metrics, &fetched->metrics_size);
+        json_t *weights = NULL;
+        cox_weights_list(cox_deadline_after_ms(WEIGHTS_MS), &weights, NULL);
         fetched->ready = cox_metrics_ready(status, fetched->reason);
         if (file)
-            cox_metrics_write(file, status);
+            cox_metrics_write(file, status, weights);
+        json_decref(weights);
         if (!file || fclose(file))
             r = cox_fail(&fetched->err, -ENOMEM, "no memory for the metrics");
     }

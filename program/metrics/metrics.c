@@ -9,7 +9,6 @@
 #include <coxswain/executor.h>
 
 #include <inttypes.h>
-#include <jansson.h>
 #include <string.h>
 
 typedef CoxswainControl__StatusReply status_reply;
@@ -364,7 +363,26 @@ static void write_note(FILE *file, const char *note)
     json_decref(object);
 }
 
-void cox_metrics_write(FILE *file, const status_reply *status)
+/* ---- weights that outlive their rank, of all groups of the user ---- */
+
+static void write_held(FILE *file, const json_t *weights, const char *field, const char *name,
+                       const char *help)
+{
+    const json_t *row;
+    size_t i;
+    begin(file, name, "gauge", help);
+    json_array_foreach(weights, i, row)
+    {
+        if (json_is_true(json_object_get(row, "loading")))
+            continue;
+        fprintf(file, "coxswain_%s", name);
+        label(file, "{", "key", json_string_value(json_object_get(row, "key")));
+        label(file, ",", "memory", json_string_value(json_object_get(row, "memory")));
+        fprintf(file, "} %" PRIu64 "\n", (uint64_t)json_integer_value(json_object_get(row, field)));
+    }
+}
+
+void cox_metrics_write(FILE *file, const status_reply *status, const json_t *weights)
 {
     write_group(file, status);
     write_channels(file, status);
@@ -380,6 +398,9 @@ void cox_metrics_write(FILE *file, const status_reply *status)
     if (status->weights)
         whole(file, "weights_version", "gauge", status->weights->version,
               "The version of the weights that ranks compute with.");
+    write_held(file, weights, "bytes", "held_weights_bytes",
+               "Weights that are kept on this machine for later processes of this user.");
+    write_held(file, weights, "users", "held_weights_users", "Processes that use these.");
     write_limits(file, status);
     whole(file, "refused_connections_total", "counter", status->refused_connections,
           "Connections to lead and agents that ended before they had shown a certificate.");

@@ -14,14 +14,17 @@
 
 #include "program/client/health.h"
 
+#include <jansson.h>
 #include <stdio.h>
 
 struct CoxswainControl__StatusReply;
 
 #define COX_METRICS_CONTENT_TYPE "text/plain; version=0.0.4; charset=utf-8"
 
-/* Texts of the status may have any bytes: they are escaped. */
-void cox_metrics_write(FILE *file, const struct CoxswainControl__StatusReply *status);
+/* Texts of the status may have any bytes: they are escaped. weights: what this user's holder of
+ * weights has, as cox_weights_list; NULL: nothing. */
+void cox_metrics_write(FILE *file, const struct CoxswainControl__StatusReply *status,
+                       const json_t *weights);
 
 /* Whether the group can serve: it is healthy (health.h), and no rank owes a reply to a request that
  * has ended. Otherwise reason says why not, in one line. */

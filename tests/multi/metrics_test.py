@@ -4,6 +4,7 @@
 Usage: metrics_test.py BIN_DIR SOURCE_DIR [TEST...]
 """
 
+import fcntl
 import http.client
 import json
 import os
@@ -11,6 +12,7 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -272,6 +274,38 @@ def test_m18_a_process_beside_the_group_serves_the_same():
         beside.send_signal(signal.SIGTERM)
         check(finish(beside).status == 0, "it did not end well")
         expect(run(["metrics", "--serve", "0", "--json"]), 2, "--json")
+
+
+@test
+def test_m18_weights_that_are_kept_are_counted_with_every_group():
+    key, size = 'a "model" 1/2', 3 << 12
+    holder = start(["weights", "hold", "--stay"])
+    path = os.path.join(os.environ["XDG_RUNTIME_DIR"], "coxswain", ".weights.sock")
+    wait_until(lambda: os.path.exists(path), "a holder")
+    memory = os.memfd_create("weights", os.MFD_ALLOW_SEALING)
+    os.ftruncate(memory, size)
+    fcntl.fcntl(memory, 1033, 0xf)  # F_ADD_SEALS: all
+    labels = {"key": key.replace('"', '\\"'), "memory": "host"}
+    with Group() as group, socket.socket(socket.AF_UNIX) as loader:
+        check(not [one for one in group.metrics() if "held_weights" in one[0]], "weights, and nobody has put any")
+        loader.settimeout(TIMEOUT)
+        loader.connect(path)
+        # A put: program/weights/protocol.h.
+        socket.send_fds(loader, [struct.pack("<IIQ16x512s", 2, 0, 60000, key.encode())], [memory])
+        check(loader.recv(16)[:4] == bytes(4), "it was refused")
+        found = parse(expect(run(["metrics", "--name", group.name]), 0).out)
+        for numbers in found, group.metrics():
+            check(value(numbers, "coxswain_held_weights_bytes", **labels) == size, "other bytes")
+            check(value(numbers, "coxswain_held_weights_users", **labels) == 1, "not one user")
+        loader.close()
+        wait_until(lambda: value(group.metrics(), "coxswain_held_weights_users", **labels) == 0, "no user")
+        # One that hangs keeps nobody from the group's numbers.
+        holder.send_signal(signal.SIGSTOP)
+        check(not [one for one in group.metrics() if "held_weights" in one[0]], "weights of a holder that hangs")
+        holder.send_signal(signal.SIGCONT)
+    os.close(memory)
+    holder.send_signal(signal.SIGTERM)
+    check(finish(holder).status == 0, "it did not end well")
 
 
 @test

@@ -67,7 +67,7 @@ FOLDERS = {
     "engine/batching": "channel/base engine/model",
     "program/client": "channel/base channel/text channel/shm channel/socket proto coordinator/executor coordinator/server",
     "program/trace": "channel/recorder channel/shm proto channel/base",
-    "program/metrics": "channel/base coordinator/executor coordinator/recovery coordinator/server program/client",
+    "program/metrics": "channel/base coordinator/executor coordinator/recovery coordinator/server program/client program/weights",
     "program/service": "channel/base channel/text program/client channel/shm",
     "program/cli": "channel/base channel/attach channel/shm coordinator/executor coordinator/recovery coordinator/server "
                    "program/client program/service",
@@ -75,7 +75,7 @@ FOLDERS = {
     "program/weights": "channel/base channel/socket program/cli program/service",
     "program/command": "program/stacks channel/base channel/attach/named channel/text channel/shm channel/socket channel/handle channel/memory coordinator/executor "
                        "coordinator/recording coordinator/recovery coordinator/server program/client program/cli "
-                       "program/metrics program/trace coordinator/collector",
+                       "program/metrics program/trace program/weights coordinator/collector",
     "program/engine": "channel/base channel/shm proto coordinator/server program/client program/service program/cli "
                       "program/metrics coordinator/transport engine/model engine/batching coordinator/executor",
     "program": "channel/base program/client program/cli program/engine program/stacks",
