@@ -26,7 +26,7 @@ def main():
     build, out = map(pathlib.Path, sys.argv[1:])
     status, rows = check(build, out / "all")
     assert status == 0, rows
-    assert len(rows) == 10, rows
+    assert len(rows) == 14, rows
     without_torch = [detail for _, detail in rows.values() if "has no torch" in detail]
     for name, (result, detail) in rows.items():
         needs_device = name.startswith("device memory") or "cuda:0" in name

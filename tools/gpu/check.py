@@ -36,6 +36,7 @@ PROMPT = " ".join(str(3 + 7 * i % 500) for i in range(16))
 TOKENS = 240
 WARMUP = 30  # steps that are not timed: the first ones allocate, and load kernels
 SUM_PROMPTS = [f"{a}+{b}=" for a in range(11, 100, 7) for b in range(10, 100, 10)]
+WEIGHTS_MIB = {"cpu": 64, "cuda:0": 4096}
 # Of domain_cuda_test, the tests with a second process.
 BETWEEN_PROCESSES = (
     "h19_h28_another_process_imports_device_memory",
@@ -247,9 +248,9 @@ class Check:
             raise NoDevice(f"torch {torch.__version__} sees no GPU")
         return torch
 
-    def options_of(self, device, ranks):
+    def options_of(self, device, ranks, weights="private"):
         # Rank by rank on the same GPU: NCCL would refuse that; ranks gather through shared memory.
-        return ["-n", ranks, "--worker", f"{sys.executable} {HERE}/worker.py --device {device}"]
+        return ["-n", ranks, "--worker", f"{sys.executable} {HERE}/worker.py --device {device} --weights {weights}"]
 
     def make_model(self):
         folder = self.scratch / "model"
@@ -297,19 +298,28 @@ class Check:
             equal = f"texts are equal, tokens up to {same}, where two are equally likely within the tolerance"
         return f"{equal}; logits differ by {difference:.2g} at most (tolerance {TOLERANCE:g}, of {expected.abs().max():.0f})"
 
-    def replace(self, device):
+    def weights(self, device):
+        """Weights in the device's memory, which outlive the process that has loaded them."""
+        self.need_torch(device)
+        _, output = self.run([sys.executable, HERE / "weights.py", device, WEIGHTS_MIB[device]],
+                             PATH=f"{self.build / 'bin'}:{os.environ['PATH']}")
+        return last_lines(output, 1)
+
+    def replace(self, device, weights):
         """Kills a rank with kill -9 under prompts, whose texts stay right."""
         self.need_torch(device)
         if ("cpu", 1) not in self.texts:
             raise Skipped("there is nothing to compare with")
         name = f"gpu-check-{os.getpid()}"
-        command = [str(word) for word in (self.build / COMMAND, "run", "--name", name, *self.options_of(device, 2),
-                                          "--start-timeout", int(90 * self.scale), "--model", SUMS, "--on-death", "restart")]
+        command = [str(word) for word in (self.build / COMMAND, "run", "--name", name,
+                                          *self.options_of(device, 2, weights), "--start-timeout",
+                                          int(90 * self.scale), "--model", SUMS, "--on-death", "restart")]
         self.log.write(f"$ {' '.join(command)}\n")
         prompts = "\n".join(SUM_PROMPTS) + "\n"
         # Its own output goes to the log; lines "rank N pid P" are for us.
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True,
-                              env=self.environment, cwd=ROOT) as group:
+                              env={**self.environment, "PATH": f"{self.build / 'bin'}:{os.environ['PATH']}"},
+                              cwd=ROOT) as group:
             watchdog = threading.Timer(self.left(), group.kill)
             watchdog.start()
             try:
@@ -422,7 +432,10 @@ class Check:
                 for ranks in 1, 2:
                     self.step(f"PyTorch worker, {device}, {ranks} rank{'s' * (ranks > 1)}", 90, self.generate,
                               device, ranks)
-                self.step(f"a rank killed and replaced, {device}", 90, self.replace, device)
+                for weights in "private", "shared":
+                    self.step(f"a rank killed and replaced, {device}, {weights} weights", 90, self.replace, device,
+                              weights)
+                self.step(f"weights outlive their process, {device}", 90, self.weights, device)
         finally:
             shutil.rmtree(self.scratch, ignore_errors=True)
             status = self.write(machine)
