@@ -155,9 +155,6 @@ class Rank:
         self.method = "init_device"
         set_title = interface.optional("set_title")
         _call(set_title, parallel.enable_expert_parallel)
-        self.worker.init_device()
-        _call(set_title, parallel.enable_expert_parallel)  # now the parallel groups are known
-        self.method = "load_model"
         loading: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if start.weights != "private":
             from ._internal import vllm_weights
@@ -165,6 +162,9 @@ class Rank:
             self.weights = vllm_weights.Shared(start.weights, _logger())
             loading = self.weights.loading(config)
         with loading:
+            self.worker.init_device()
+            _call(set_title, parallel.enable_expert_parallel)  # now the parallel groups are known
+            self.method = "load_model"
             if getattr(interface.find("vllm:envs"), "VLLM_ELASTIC_EP_SCALE_UP_LAUNCH", False):
                 self.worker.elastic_ep_execute("load_model")
             else:

@@ -102,11 +102,12 @@ class Server(engine_process.Server):
         eager=True,
         length=64,
         backend=NAME,
+        name=None,
         **more,
     ):
         super().__init__(folder)
         Server.count += 1
-        self.name = f"vllm_test_{os.getpid()}_{Server.count}"
+        self.name = name or f"vllm_test_{os.getpid()}_{Server.count}"
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
         command += ["--served-model-name", "model", "--host", "127.0.0.1", "--port", str(self.port)]
         command += [f"--{parallel}-parallel-size", str(ranks)]

@@ -106,6 +106,10 @@ class Worker(CPUWorker):
             while not os.path.exists(os.environ["VLLM_TEST_FAULT"] + ".end"):
                 time.sleep(0.01)
             return
+        if action == "scribble":  # a stray write into a weight
+            weight = next(iter(self.get_model().parameters()))
+            ctypes.memset(weight.data_ptr(), 7, 4)
+            return
         if action == "gil":  # a C call that never releases it
             ctypes.PyDLL(None).sleep(600)
         os.kill(os.getpid(), getattr(signal, action))

@@ -2,13 +2,20 @@
 
 import json
 import os
+import pathlib
+import re
 import signal
+import socket
+import struct
 import subprocess
 
 import pytest
-from conftest import SUMS, environment, run_script, wait_until
+import widen
+from conftest import SUMS, Server, environment, run_script, status, wait_for_end, wait_until
 
 SUM = SUMS.joinpath("heldout.txt").read_text().split()[0]
+# In bytes, of the model for what memory they take.
+WIDE_SIZE = 100 << 20
 
 
 def command(*words):
@@ -19,6 +26,12 @@ def command(*words):
 
 def users():
     return [row["users"] for row in json.loads(command("list", "--json"))]
+
+
+def holder_pid():
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(os.environ["COXSWAIN_RUNTIME_DIR"] + "/.weights.sock")
+        return struct.unpack("3i", connection.getsockopt(1, socket.SO_PEERCRED, 12))[0]
 
 
 @pytest.fixture(autouse=True)
@@ -38,31 +51,95 @@ def is_right(running):
     return prompt + reply.choices[0].text == SUM
 
 
-def sharing(server, **more):
-    return server(VLLM_COXSWAIN_ON_DEATH=None, VLLM_COXSWAIN_WEIGHTS="shared", **more)
+def sharing(server, weights="shared", **more):
+    return server(VLLM_COXSWAIN_ON_DEATH=None, VLLM_COXSWAIN_WEIGHTS=weights, **more)
+
+
+def counts(running):
+    """How many ranks have loaded, and mapped. Lines of a dead one are repeated by the engine."""
+    log = running.text()
+    return tuple(
+        len(set(re.findall(rf"^\(Worker\S* pid=(\d+)\) .* Weights {did}", log, re.MULTILINE)))
+        for did in ("loaded and shared", "mapped")
+    )
 
 
 def test_a_later_rank_and_a_later_engine_load_nothing(server):
-    with sharing(server) as running:
+    """Also where the engine was killed, and comes back under its name."""
+    name = f"vllm_test_{os.getpid()}_weights"
+    with sharing(server, name=name) as running:
         assert is_right(running)
-        log = running.text()
-        assert log.count("Weights loaded and shared") == 2 and log.count("Weights mapped") == 0
-        assert users() == [1, 1]
+        assert counts(running) == (2, 0) and users() == [1, 1]
         assert running.note()["shared_weights_bytes"] > 100000
         os.kill(running.pids()[1], signal.SIGKILL)
         assert is_right(running)
         running.wait_for_incident(1)
-        wait_until(lambda: running.text().count("Weights mapped") == 2, running.text)
+        wait_until(lambda: counts(running) == (2, 2), running.text)
+        pids = {status(name)["pid"], *running.pids()}
+        os.kill(status(name)["pid"], signal.SIGKILL)
+        wait_for_end(pids)
     wait_until(lambda: users() == [0, 0], "the ranks are users still")
-    with sharing(server, VLLM_COXSWAIN_SPARES="hot") as running:
+    with sharing(server, name=name, VLLM_COXSWAIN_SPARES="hot") as running:
         running.wait_for_spares()
-        assert users() == [2, 2]
-        assert running.text().count("Weights mapped") == 4
-        assert "loaded and shared" not in running.text()
+        assert users() == [2, 2] and counts(running) == (0, 4)
         assert is_right(running)
         os.kill(running.pids()[0], signal.SIGKILL)
         assert is_right(running)
         running.wait_for_incident(1)
+
+
+def test_a_stray_write_ends_its_rank_and_no_other_rank_sees_it(server):
+    with sharing(server) as running:
+        assert is_right(running)
+        running.inject("1 scribble execute")
+        assert is_right(running)  # by ranks that have mapped the weights since
+        running.wait_for_incident(1)
+        assert "killed by signal 11" in running.note()["last_incident"]
+        assert counts(running) == (2, 2)
+
+
+def test_an_engine_goes_on_where_the_holder_dies_and_the_next_rank_loads(server):
+    with sharing(server, "kept") as running:
+        assert is_right(running) and users() == [1, 1]
+        os.kill(holder_pid(), signal.SIGKILL)
+        assert is_right(running)
+        for incident in 1, 2:
+            os.kill(running.pids()[1], signal.SIGKILL)
+            assert is_right(running)
+            running.wait_for_incident(incident)
+        assert counts(running) == (4, 2) and users() == [1, 1]
+
+
+def memory_of(running):
+    """The bytes of a server's ranks and spares: the part of each page that is a process's."""
+    total = 0
+    for pid in {*running.pids(), *running.spare_pids()}:
+        rollup = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
+        total += int(re.search(r"^Pss: +(\d+) kB", rollup, re.MULTILINE)[1]) << 10
+    return total
+
+
+def test_hot_spares_hold_the_weights_once(tmp_path):
+    """Of a model of 100 MB they hold a second copy where weights are private."""
+    model = tmp_path / "wide"
+    model.mkdir()
+    widen.random_llama(SUMS, str(model), hidden=1024, heads=32, kv_heads=8)
+    assert (model / "model.safetensors").stat().st_size > WIDE_SIZE
+    found = {}
+    for weights in "private", "shared":
+        with Server(
+            str(tmp_path),
+            str(model),
+            ranks=1,
+            VLLM_COXSWAIN_ON_DEATH=None,
+            VLLM_COXSWAIN_SPARES="hot",
+            VLLM_COXSWAIN_WEIGHTS=weights,
+        ) as running:
+            running.wait_for_spares()
+            running.client().completions.create(model="model", prompt="1+2=", max_tokens=8)
+            found[weights] = memory_of(running)
+    print({weights: size >> 20 for weights, size in found.items()}, "MiB")
+    assert found["private"] - found["shared"] > 0.85 * WIDE_SIZE, found
 
 
 def test_weights_that_are_written_are_the_ranks_own(models):
@@ -75,14 +152,39 @@ def test_weights_that_are_written_are_the_ranks_own(models):
     assert found["log"].count("Weights mapped") == 1
 
 
+def test_a_checkpoint_that_changed_on_disk_is_loaded_anew(tmp_path):
+    """And changes nothing that is mapped: a running engine has the new one by reload_weights."""
+    for seed, name in enumerate(("random", "changed")):
+        (tmp_path / name).mkdir()
+        widen.random_llama(SUMS, str(tmp_path / name), seed=seed)
+    found = run_script("weights_engine.py", {"models": str(tmp_path), "change": True}, 1)
+    result = found["result"]
+    assert result["kept"] == result["first"]
+    assert result["other"] == result["reloaded"] != result["first"]
+    assert found["log"].count("Weights loaded and shared") == 2
+    assert found["log"].count("Weights mapped") == 0
+
+
 def test_what_cannot_be_shared_is_refused():
-    script = "from coxswain.vllm import Options; import types as t\n"
-    script += "class C(t.SimpleNamespace): pass\n"
-    script += "from coxswain._internal import vllm_weights as w\n"
-    script += (
-        "config = C(device_config=C(device_type='cuda'), model_config=C(enable_sleep_mode=True))\n"
+    script = """
+import types
+from coxswain._internal import vllm_weights
+
+def config(device, **others):
+    parts = {"sleep": False, "eplb": False, "offload": 0, **others}
+    of = types.SimpleNamespace
+    return of(
+        device_config=of(device_type=device),
+        model_config=of(enable_sleep_mode=parts["sleep"]),
+        parallel_config=of(enable_eplb=parts["eplb"]),
+        offload_config=of(
+            uva=of(cpu_offload_gb=parts["offload"]), prefetch=of(offload_group_size=0)
+        ),
     )
-    script += "print(w.obstacles(config))\n"
+
+print(vllm_weights.obstacles(config("cpu")), vllm_weights.obstacles(config("cuda")))
+print(vllm_weights.obstacles(config("xpu", sleep=True, eplb=True, offload=4)))
+"""
     done = subprocess.run(
         [os.sys.executable, "-c", script],
         env=environment(1),
@@ -90,4 +192,7 @@ def test_what_cannot_be_shared_is_refused():
         text=True,
         check=True,
     )
-    assert "whose memory is not shared" in done.stdout and "sleep mode" in done.stdout
+    none, all_of_them = done.stdout.splitlines()[-2:]
+    assert none == "[] []"
+    for text in "the device xpu", "sleep mode", "load balancing of experts", "offloaded":
+        assert text in all_of_them

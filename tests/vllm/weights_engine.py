@@ -1,7 +1,8 @@
-"""Two engines that share weights, of which one writes them: the other half of test_weights.py.
+"""Two engines that share weights: the other half of test_weights.py.
 
-Usage: weights_engine.py JOB RESULT. JOB is JSON: {"models": FOLDER}. RESULT becomes the tokens of
-each moment.
+Usage: weights_engine.py JOB RESULT. JOB is JSON: {"models": FOLDER}, and of the second job "change".
+One engine writes its weights; or the files of its model change. RESULT becomes the tokens of each
+moment.
 """
 
 import json
@@ -40,16 +41,35 @@ def tokens(llm):
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def main():
-    job = json.loads(sys.argv[1])
-    one = engine(job["models"])
+def write(one, folder):
+    """An engine writes."""
     found = {"first": tokens(one)}
     one.collective_rpc("reload_weights")
     found["reloaded"] = tokens(one)
     one.collective_rpc(double)
     found["written"] = tokens(one)
-    other = engine(job["models"])
-    found["other"] = tokens(other)
+    other = engine(folder)
+    return found | {"other": tokens(other)}, other
+
+
+def change(one, folder):
+    """The files change."""
+    found = {"first": tokens(one)}
+    os.replace(
+        os.path.join(folder, "changed", "model.safetensors"),
+        os.path.join(folder, "random", "model.safetensors"),
+    )
+    other = engine(folder)
+    found["kept"], found["other"] = tokens(one), tokens(other)
+    one.collective_rpc("reload_weights")
+    found["reloaded"] = tokens(one)
+    return found, other
+
+
+def main():
+    job = json.loads(sys.argv[1])
+    one = engine(job["models"])
+    found, other = (change if job.get("change") else write)(one, job["models"])
     for llm in (other, one):
         llm.llm_engine.engine_core.shutdown()
     with open(sys.argv[2], "w") as file:

@@ -152,6 +152,9 @@ OPTIONAL = {
     "register_loader": f"{_LOADERS}:register_model_loader(_)",
     "get_loader": f"{_LOADERS}:get_model_loader(_)",
     "base_loader": f"{_LOADERS}.base_loader:BaseModelLoader",
+    "external_weights": (
+        f"{_LOADERS}.base_loader:BaseModelLoader.get_external_weight_memory(vllm_config)"
+    ),
     "initialize_model": f"{_LOADERS}.utils:initialize_model(vllm_config, model_config, prefix)",
     "process_weights": f"{_LOADERS}.utils:process_weights_after_loading(_, _, _)",
     "default_dtype": "vllm.utils.torch_utils:set_default_torch_dtype(_)",

@@ -9,11 +9,15 @@ keeps beside its parameters, vLLM makes anew from these, as it does for its own 
 
 On a CPU vLLM packs the weight of a linear layer into memory of oneDNN's own, which no process can
 share. Where weights are shared they stay tensors, and torch multiplies them.
+
+Weights are shared in the memory of the device that the rank computes on. On a GPU, vLLM is told how
+many bytes of it are held already: they belong to its budget, and are not free.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import time
 from collections.abc import Iterator
@@ -36,10 +40,19 @@ _FORMAT = "coxswain"
 def obstacles(config: Any) -> list[str]:
     """Why the weights of an engine cannot be shared."""
     found = []
-    if config.device_config.device_type != "cpu":
+    if config.device_config.device_type not in ("cpu", "cuda"):
         found.append(f"the device {config.device_config.device_type}, whose memory is not shared")
+    elif config.device_config.device_type == "cuda" and not interface.optional("external_weights"):
+        found.append(
+            f"vLLM {interface.version()}, for which weights on a device are no free memory"
+        )
     if getattr(config.model_config, "enable_sleep_mode", False):
         found.append("sleep mode, which owns the weights' memory")
+    if getattr(config.parallel_config, "enable_eplb", False):
+        found.append("load balancing of experts, which moves weights")
+    offload = getattr(config, "offload_config", None)
+    if offload and (offload.uva.cpu_offload_gb or offload.prefetch.offload_group_size):
+        found.append("weights that are offloaded to the host's memory")
     if interface.optional("already_processed") is None:
         found.append(f"vLLM {interface.version()}, which has no weights_already_processed")
     if interface.optional("register_loader") is None:
@@ -51,17 +64,18 @@ class Shared:
     """What a rank shares: of its model, and of a drafter. One for each process."""
 
     def __init__(self, kind: str, logger: Any) -> None:
-        self.store = WeightStore(keep=KEEP[kind])
+        self.keep = KEEP[kind]
         self.logger = logger
-        _leave_unpacked()
         self.weights: list[Weights] = []
         self.written = False
 
     @contextlib.contextmanager
     def loading(self, config: Any) -> Iterator[None]:
-        """vLLM loads the models of this configuration through this object. Afterwards it has its
-        own loader again, with which it reloads weights."""
+        """vLLM makes the rank's device ready, and loads the models of this configuration, through
+        this object. Afterwards it has its own loader again, with which it reloads weights."""
         shared, given = self, config.load_config
+        if config.device_config.device_type == "cpu":
+            _leave_unpacked()
         inner = "auto" if given.load_format == _FORMAT else given.load_format
         base = interface.optional("base_loader")
 
@@ -73,6 +87,9 @@ class Shared:
                 self.inner = interface.optional("get_loader")(
                     dataclasses.replace(load_config, load_format=inner)
                 )
+
+            def get_external_weight_memory(self, vllm_config: Any) -> int:
+                return shared.held(inner, vllm_config)
 
             def download_model(self, model_config: Any) -> None:
                 self.inner.download_model(model_config)
@@ -95,6 +112,22 @@ class Shared:
         finally:
             given.load_format = inner
 
+    def store(self, config: Any) -> WeightStore:
+        """For the device of this rank, which is the current one."""
+        kind = config.device_config.device_type
+        if kind != "cpu":
+            kind = f"{kind}:{torch.accelerator.current_device_index()}"
+        return WeightStore(self.keep, kind)
+
+    def held(self, load_format: str, config: Any) -> int:
+        """How many bytes of the rank's model are on its device already."""
+        try:
+            key = _key(load_format, config, config.model_config, "")
+            return self.store(config).held(key)
+        except Error as error:
+            self.logger.warning("Weights are not shared: %s", error)
+            return 0
+
     def load(self, load_format: str, arguments: dict[str, Any], loader: Any) -> Any:
         """The model of a rank, by its files or by what another process has put. arguments: of
         vLLM's load_model."""
@@ -105,7 +138,8 @@ class Shared:
 
         try:
             key = _key(load_format, **arguments)
-            weights = self.store.get(key)
+            store = self.store(arguments["vllm_config"])
+            weights = store.get(key)
         except Error as error:
             self.logger.warning("Weights are not shared: %s", error)
             return load()
@@ -116,31 +150,33 @@ class Shared:
                 self.logger.warning("Shared weights do not fit, and are loaded: %r", error)
                 weights.close()
                 return load()
-            self._tell(weights, "mapped", before)
+            self._tell(weights, model, "mapped", before)
             return model
         try:
             model = load()
-            self._put(key, model, before)
+            self._put(store, key, model, before)
         finally:
-            self.store.give_up(key)
+            store.give_up(key)
         return model
 
-    def _put(self, key: str, model: nn.Module, before: float) -> None:
+    def _put(self, store: WeightStore, key: str, model: nn.Module, before: float) -> None:
         try:
-            weights = _put(self.store, key, model)
+            weights = _put(store, key, model)
         except Error as error:
             self.logger.warning("Weights are not shared: %s", error)
         else:
-            self._tell(weights, "loaded and shared", before)
+            self._tell(weights, model, "loaded and shared", before)
 
-    def _tell(self, weights: Weights, what: str, before: float) -> None:
+    def _tell(self, weights: Weights, model: nn.Module, what: str, before: float) -> None:
         self.weights.append(weights)
         self.logger.info(
-            "Weights %s in %.2f s: %.1f MiB, %d tensors (coxswain weights).",
+            "Weights %s in %.2f s: %.1f MiB, %d tensors, of which %d are copies of this "
+            "rank's own, since vLLM may write them (coxswain weights).",
             what,
             time.monotonic() - before,
             weights.bytes / 2**20,
             len(weights),
+            len(dict(model.named_buffers(remove_duplicate=False))),
         )
 
     def unshare(self) -> None:
@@ -203,6 +239,11 @@ def _put(store: WeightStore, key: str, model: nn.Module) -> Weights:
     weights = store.put(key, tensors, written=free)
     for name, parameter in parameters.items():
         parameter.data = weights[name]
+    # What the parameters were is free for others, too, and not kept for later ones of this process.
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
+    with contextlib.suppress(AttributeError):  # another libc
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
     return weights
 
 
@@ -210,8 +251,9 @@ def _map(weights: Weights, vllm_config: Any, model_config: Any, prefix: str) -> 
     """A model whose parameters are these weights."""
     device = torch.device(vllm_config.device_config.device)
     with interface.optional("default_dtype")(model_config.dtype):
-        # On a CPU, memory that nothing is read into costs nothing.
-        with device:
+        # On the host, memory that nothing is read into costs nothing. What a model makes there
+        # beside parameters and buffers is moved to the device below.
+        with torch.device("cpu"):
             model = interface.optional("initialize_model")(
                 vllm_config=vllm_config, model_config=model_config, prefix=prefix
             )
@@ -226,6 +268,10 @@ def _map(weights: Weights, vllm_config: Any, model_config: Any, prefix: str) -> 
                 modules[module]._buffers[leaf] = tensor.clone()
             else:  # vLLM's post-processing has made it
                 modules[module].register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
+        for module in modules.values() if device.type != "cpu" else ():
+            for name, value in vars(module).items():
+                if isinstance(value, torch.Tensor):
+                    setattr(module, name, value.to(device))
         missing = sorted(set(parameters) - set(weights))
         if missing:
             raise Error(f"{', '.join(missing[:3])} and so on are not among them")
