@@ -1,6 +1,7 @@
 """Groups with codec="pickle": methods by name, with objects as arguments and results."""
 
 import asyncio
+import gc
 import os
 import pickle
 import signal
@@ -344,6 +345,17 @@ def test_what_is_kept_stays_right(attach):
             first[:] = -1  # the other rank's is another array
     for size, i, (_, second) in kept:  # the group has ended
         assert second.shape == (size,) and (second == i + 1).all()
+
+
+def test_what_has_failed_with_an_array_may_be_garbage(pair):
+    numpy = pytest.importorskip("numpy")
+    array = numpy.zeros(100_000)
+    for _ in range(5):
+        with pytest.raises(TypeError, match="unexpected keyword argument") as error:
+            pair.call_method("same", array, nothing=array, timeout=SECONDS)
+        error.value.itself = error.value
+        del error
+        gc.collect()
 
 
 # ---- torch ----

@@ -48,13 +48,19 @@ _TEXT_SIZE, _EXCEPTION_SIZE = 16 << 10, 32 << 10
 # ---- messages ----
 
 
+def _start_of(part: bytes | memoryview) -> Any:
+    with ffi.from_buffer(part) as memory:
+        return ffi.cast("void *", memory)
+
+
 class Parts:
     """A message of several parts, which the library joins where it sends them."""
 
-    def __init__(self, parts: list[Any]) -> None:
-        memory = [ffi.from_buffer(part) for part in parts]
-        self._keep = memory
-        self.vectors = ffi.new("struct iovec[]", [(part, len(part)) for part in memory])
+    def __init__(self, parts: list[bytes | memoryview]) -> None:
+        # Not what from_buffer returns: a memoryview in garbage, as the traceback of an exception
+        # that refers to itself has it, is cleared before what has its memory, which then crashes.
+        self._parts = parts
+        self.vectors = ffi.new("struct iovec[]", [(_start_of(part), len(part)) for part in parts])
 
 
 class _Apart(Exception):
