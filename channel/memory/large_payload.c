@@ -5,6 +5,7 @@
 #include "channel/base/peer.h"
 #include "channel/handle/handle_internal.h"
 #include "channel/shm/region.h"
+#include "lazy_copy.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -263,7 +264,30 @@ void cox_large_payload_view_release(struct cox_large_payload_view *view)
 
 void cox_large_payload_view_drop(struct cox_large_payload_view *view)
 {
-    if (view->region.base)
+    if (view->region.base) {
+        cox_lazy_copy_forget(view);
         cox_region_detach(&view->region);
+    }
     memset(view, 0, sizeof *view);
+}
+
+/* Opens it again: a view that kept its fd would be an open fd for every frame and every rank. */
+int cox_large_payload_view_copy(const struct cox_large_payload_view *view, uint64_t size,
+                                const struct cox_large_payload_origin *peer, void **ret_bytes,
+                                struct cox_error *err)
+{
+    const struct cox_large_payload_ref ref = {.handle = view->handle, .size = size};
+    struct cox_handle_info info;
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    void *bytes = cox_lazy_copy_again(size, view);
+    int r = bytes ? 0 : payload_open(&ref, peer, &fd, &info, err);
+    if (r)
+        return r;
+    if (!bytes)
+        r = cox_lazy_copy_new(fd, view->region.size, size, view, &bytes);
+    if (r)
+        return cox_fail(err, r, "memory for a copy of %" PRIu64 " bytes: %s", size,
+                        cox_status_text(r));
+    *ret_bytes = bytes;
+    return 0;
 }

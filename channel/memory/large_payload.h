@@ -120,4 +120,10 @@ int cox_large_payload_view_map(struct cox_large_payload_view *view,
 void cox_large_payload_view_release(struct cox_large_payload_view *view);
 void cox_large_payload_view_drop(struct cox_large_payload_view *view); /* idempotent */
 
+/* A lazy copy (lazy_copy.h) of the first size bytes of the payload that the view maps.
+ * Returns as cox_large_payload_view_map. */
+int cox_large_payload_view_copy(const struct cox_large_payload_view *view, uint64_t size,
+                                const struct cox_large_payload_origin *peer, void **ret_bytes,
+                                struct cox_error *err);
+
 #endif

@@ -699,6 +699,36 @@ COX_PUBLIC int cox_worker_next(struct cox_worker *worker, enum cox_channel_id ch
                                struct cox_error *err);
 
 /*
+ * Makes a copy of a lent opaque request that is out of line, request->size bytes of private memory,
+ * which the caller may write to. It costs nothing until then: a page is copied when it is written.
+ * What is to outlive the reply is completed first; a fork completes it for the child. request: as
+ * next has written it; its bytes stay lent. *ret_bytes is the caller's, who frees it with
+ * cox_worker_free_copy, on any thread, also after join.
+ *
+ * Returns
+ *   0
+ *   COX_EMPTY: the request is in its frame; memcpy copies it
+ *   COX_STATE: as cox_worker_reply_parts
+ *   COX_INVALID: the request is a step or an init
+ *   COX_NO_SPACE: no memory for the mapping
+ *   as cox_handle_open: its memory cannot be opened again
+ */
+COX_PUBLIC int cox_worker_copy_request(struct cox_worker *worker,
+                                       const struct cox_worker_request *request, void **ret_bytes,
+                                       struct cox_error *err);
+/*
+ * Copies the pages that were not written, so that the whole copy outlives the reply. Call it before
+ * the reply. Any thread, while others read and write the copy; idempotent.
+ *
+ * Returns
+ *   0
+ *   COX_NO_SPACE: no memory for them
+ */
+COX_PUBLIC int cox_worker_complete_copy(void *bytes);
+/* NULL: nothing. */
+COX_PUBLIC void cox_worker_free_copy(void *bytes);
+
+/*
  * Replies to a lent opaque request with the bytes of all parts, one after the other. They may be
  * the request's. They are copied, unless they are already in request.reply. A reply longer than
  * reply_capacity is sent out of line. On failure the request stays lent, and the caller may reply

@@ -3,6 +3,7 @@
 #include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "channel/memory/large_payload.h"
+#include "channel/memory/lazy_copy.h"
 #include "countdown.h"
 #include "testing.h"
 
@@ -10,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,6 +22,7 @@ static struct cox_large_payload_sender sender;
 static struct cox_large_payload kept;
 static struct cox_large_payload_ref foreign; /* the child's payload */
 static struct cox_large_payload_origin child;
+static int file_fd;
 
 /* ---- sending ---- */
 
@@ -89,6 +92,33 @@ static int view_map_of_any_start(void *object, struct cox_error *err)
     return r;
 }
 
+static int lazy_copy(void *object, struct cox_error *err)
+{
+    void *bytes;
+    int r = cox_lazy_copy_new(file_fd, BLOCK_SIZE, BLOCK_SIZE, NULL, &bytes);
+    if (r)
+        return cox_fail(err, r, "memory for a copy: %s", cox_status_text(r));
+    memcpy(object, &bytes, sizeof bytes);
+    return 0;
+}
+
+static int view_copy(void *object, struct cox_error *err)
+{
+    struct cox_large_payload_view view = {0};
+    void *bytes;
+    int r = view_map(&view, err);
+    if (r == 0)
+        r = cox_large_payload_view_copy(&view, BLOCK_SIZE, &child, &bytes, err);
+    cox_large_payload_view_drop(&view);
+    if (r)
+        return r;
+    assert_memory_equal(bytes, "of the child", 12);
+    memcpy(object, &bytes, sizeof bytes);
+    return 0;
+}
+
+DESTROY(copy_free, cox_lazy_copy_free(*(void **)object))
+
 static const int no_space[] = {COX_NO_SPACE, 0};
 
 static const struct countdown_subject subjects[] = {
@@ -106,6 +136,8 @@ static const struct countdown_subject subjects[] = {
     SUBJECT(view_map, MAKES(struct cox_large_payload_view, view_drop), .codes = no_space),
     NAMED_SUBJECT("large_payload_view_map, start not told", view_map_of_any_start,
                   MAKES(struct cox_large_payload_view, view_drop), .codes = no_space),
+    SUBJECT(lazy_copy, MAKES(void *, copy_free), .codes = no_space),
+    SUBJECT(view_copy, MAKES(void *, copy_free), .codes = no_space),
 };
 
 PLAIN_TEST(m3_b15_b29_any_call_may_fail_once)
@@ -152,8 +184,11 @@ int main(void)
     COX_ASSERT(cox_peer_start_time(pid, &child.start) == 0);
     close(told[0]);
     close(told[1]);
+    file_fd = memfd_create("countdown", MFD_CLOEXEC);
+    COX_ASSERT(file_fd >= 0 && ftruncate(file_fd, BLOCK_SIZE) == 0);
     int failed = test_run(NULL, NULL);
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
+    close(file_fd);
     return failed;
 }

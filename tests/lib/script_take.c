@@ -23,6 +23,13 @@ struct kept {
     char text[TEXT_SIZE];
 };
 
+/* Of a request that was replied to. */
+struct copy {
+    uint8_t *bytes;
+    size_t size;
+    uint8_t letter;
+};
+
 struct take {
     struct script *script;
     struct cox_worker *worker;
@@ -32,6 +39,8 @@ struct take {
     uint8_t *buffer;
     struct kept kept[KEPT_MAX];
     uint32_t kept_count;
+    struct copy copies[KEPT_MAX];
+    uint32_t copy_count;
     /* what came of the last `twice` */
     char told[sizeof((struct cox_error *)0)->text + 16];
     pthread_mutex_t lock;
@@ -231,6 +240,39 @@ static const char *check(struct take *take, uint64_t own)
     return check_replies(take, own);
 }
 
+/* ---- copies ---- */
+
+/* "copy LETTER..." of a frame, or out of line: then the copy is kept, and all earlier ones are what
+ * they were. */
+static const char *check_copy(struct take *take, const struct cox_worker_request *request)
+{
+    struct cox_worker_request other = *request;
+    struct cox_error err = {0};
+    void *bytes = NULL;
+    other.sequence++;
+    EXPECT(cox_worker_copy_request(take->worker, &other, &bytes, &err) == COX_STATE);
+    EXPECT(strstr(err.text, "was not taken"));
+    const int r = cox_worker_copy_request(take->worker, request, &bytes, &err);
+    if (r == COX_EMPTY) {
+        EXPECT(!bytes && strstr(err.text, "lies in its frame"));
+        return "in its frame";
+    }
+    must(r, &err);
+    struct copy *copy = &take->copies[take->copy_count++];
+    *copy = (struct copy){bytes, request->size, request->bytes[5]};
+    EXPECT(memcmp(bytes, request->bytes, request->size) == 0);
+    copy->bytes[0] = '!';
+    EXPECT(request->bytes[0] == 'c');
+    EXPECT(cox_worker_complete_copy(bytes) == 0);
+    for (uint32_t i = 0; i < take->copy_count; i++) {
+        copy = &take->copies[i];
+        EXPECT(copy->bytes[0] == '!');
+        for (size_t at = 5; at < copy->size; at++)
+            EXPECT(copy->bytes[at] == copy->letter);
+    }
+    return NULL;
+}
+
 /* ---- the loop ---- */
 
 static void command_cancelled(struct take *take, uint64_t sequence)
@@ -279,6 +321,9 @@ static bool obey_here(struct take *take, const struct cox_worker_request *reques
         reply_text(take, request->sequence, "ok");
     } else if (strcmp(verb, "check") == 0) {
         const char *wrong = check(take, request->sequence);
+        reply_text(take, request->sequence, wrong ? wrong : "ok");
+    } else if (strcmp(verb, "copy") == 0) {
+        const char *wrong = check_copy(take, request);
         reply_text(take, request->sequence, wrong ? wrong : "ok");
     } else
         return false;
@@ -380,6 +425,8 @@ int script_run(struct script *script, const char *mode, struct cox_worker *worke
         r = take_loop(take, err);
     if (r == 0)
         r = cox_worker_join(worker, err);
+    for (uint32_t i = 0; i < take->copy_count; i++)
+        cox_worker_free_copy(take->copies[i].bytes);
     pthread_cond_destroy(&take->changed);
     pthread_mutex_destroy(&take->lock);
     free(take->buffer);

@@ -11,6 +11,8 @@
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 static const uint32_t rank_counts[] = {1, 2, 4, 8};
 #define COUNT_OF(array) (sizeof array / sizeof *array)
@@ -87,6 +89,27 @@ TEST(a_long_reply_goes_out_of_line)
         test_completion_deinit(&c);
     }
     test_group_free(g);
+}
+
+/* Each in the frame of the one before, whose copy does not change. */
+TEST(a_copy_of_a_request_outlives_it)
+{
+    static const size_t sizes[] = {100, 3u << 20, 3u << 20, 9u << 20, 2u << 20};
+    test_needs_processes(); /* a thread's mapping is that of the coordinator */
+    char *text = malloc(sizes[3] + 1);
+    assert_non_null(text);
+    for (size_t i = 0; i < COUNT_OF(rank_counts); i++) {
+        struct test_group *g = takers(rank_counts[i], 1);
+        for (size_t n = 0; n < COUNT_OF(sizes); n++) {
+            memset(text, 'a' + (int)n, sizes[n]);
+            memcpy(text, "copy ", 5);
+            text[sizes[n]] = '\0';
+            submit(g, text);
+            expect_reply(g, n, n ? "ok" : "in its frame");
+        }
+        test_group_free(g);
+    }
+    free(text);
 }
 
 /* All that fit are kept, and the last one releases them. */

@@ -1,9 +1,12 @@
 """Worker objects for test_objects.py, and what their methods raise."""
 
+import gc
 import os
+import resource
 import signal
 import sys
 import threading
+import weakref
 
 import coxswain
 
@@ -126,6 +129,118 @@ class Engine:
 
     def _private(self):
         return "private"
+
+
+def copied_of(array):
+    """How many kB of the array's memory are pages that only this process has, and how many mappings
+    of large payloads it has."""
+    at, found, inside, mappings = array.ctypes.data, None, False, 0
+    with open("/proc/self/smaps", encoding="ascii") as maps:
+        for line in maps:
+            words = line.split()
+            if not words[0].endswith(":"):
+                begin, end = (int(word, 16) for word in words[0].split("-"))
+                inside = begin <= at < end
+                mappings += "cox_large_payload" in line
+            elif inside and words[0] == "Anonymous:":
+                found = int(words[1])
+    return found, mappings
+
+
+class Views:
+    """Keeps the array that it gets in all sorts of ways."""
+
+    def __init__(self):
+        gc.disable()  # which would free a cycle
+        self.kept = self.sum = self.child = None
+        self.asked = threading.Event()
+
+    def same(self, array):
+        return array
+
+    def several(self, array):
+        return [array, array[10:], {"half": array[: len(array) // 2]}, 2 * array]
+
+    def faults(self):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    def copied(self, array, written):
+        array[:written] += 1
+        return copied_of(array)
+
+    def keep(self, how, array):
+        if how == "array":
+            self.kept = array
+        elif how == "slice":
+            self.kept = array[:]
+        elif how == "memoryview":
+            self.kept = memoryview(array)
+        elif how == "bytes":
+            self.kept = memoryview(array).cast("B")
+        elif how == "cycle":
+            cell = [array]
+            cell.append(cell)
+            self.kept = weakref.ref(array)
+        elif how == "exception":
+            try:
+                raise KeyError("kept")
+            except KeyError as error:
+                self.kept = error
+        elif how == "thread":
+            self.asked.clear()
+            self.kept = threading.Thread(target=self.sum_later, args=(array,))
+            self.kept.start()
+        elif how == "raised":
+            self.kept = array
+            raise OwnError(7, hint=None)
+        elif how == "returned":
+            self.kept = array
+            return array
+        elif how == "fork":
+            self.fork(array)
+        return None
+
+    def fork(self, array):
+        ours, theirs = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.read(theirs[0], 1)
+            os.write(ours[1], str(float(array.sum())).encode())
+            os._exit(0)
+        os.close(ours[1])
+        os.close(theirs[0])
+        self.child = pid, theirs[1], ours[0]
+
+    def sum_later(self, array):
+        self.asked.wait()
+        self.sum = float(array.sum())
+
+    def sum_kept(self):
+        import numpy
+
+        kept, self.kept = self.kept, None
+        if isinstance(kept, threading.Thread):
+            self.asked.set()
+            kept.join()
+            return self.sum
+        if self.child:
+            (pid, go, said), self.child = self.child, None
+            os.write(go, b"x")
+            text = os.read(said, 100)
+            os.waitpid(pid, 0)
+            os.close(go)
+            os.close(said)
+            return float(text)
+        if isinstance(kept, weakref.ref):
+            kept = kept()
+        if isinstance(kept, KeyError):
+            kept = kept.__traceback__.tb_frame.f_locals["array"]
+        return float(numpy.frombuffer(kept).sum())
+
+    def kill(self, array, rank):
+        if coxswain.rank() == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return array
 
 
 def make(base):

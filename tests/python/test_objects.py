@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import traceback
 import types
 
@@ -345,6 +346,125 @@ def test_what_is_kept_stays_right(attach):
             first[:] = -1  # the other rank's is another array
     for size, i, (_, second) in kept:  # the group has ended
         assert second.shape == (size,) and (second == i + 1).all()
+
+
+@pytest.fixture(scope="module", params=["named", "sealed"])
+def views(request):
+    # In each frame a request is followed by the next one.
+    with coxswain.Group(objects.Views, 2, codec="pickle", attach=request.param, depth=1) as found:
+        # Opens what stays open as long as the group.
+        found.call_method("same", pytest.importorskip("numpy").zeros(700_000), timeout=SECONDS)
+        yield found
+
+
+WAYS = [
+    *("array", "slice", "memoryview", "bytes", "cycle", "exception", "thread"),
+    *("raised", "returned", "fork", "nothing"),
+]
+
+
+@pytest.mark.parametrize("size", [5_000, 100_000, 700_000])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_rank_keeps_stays_right(views, way, size):
+    """In a frame, and out of line, where it was no copy of the request until it was kept."""
+    numpy = pytest.importorskip("numpy")
+    for first in (1.0, 2.0):
+        array = numpy.full(size, first)
+        if way == "raised":
+            with pytest.raises(objects.OwnError):
+                views.call_method("keep", way, array, timeout=SECONDS)
+        else:
+            for found in views.call_method("keep", way, array, timeout=SECONDS):
+                assert found is None or (found == first).all()
+        for i in range(2):
+            other = numpy.full(size, -5.0 - i)
+            for found in views.call_method("same", other, timeout=SECONDS):
+                assert (found == other).all()
+        if way != "nothing":
+            assert views.call_method("sum_kept", timeout=SECONDS) == [first * size] * 2
+
+
+def test_a_rank_copies_only_what_it_writes_of_an_array(views):
+    numpy = pytest.importorskip("numpy")
+    array = numpy.zeros(700_000)
+    unwritten = views.call_method("copied", array, 0, timeout=SECONDS)
+    assert [copied for copied, _ in unwritten] == [0, 0]
+    for _ in range(10):
+        assert views.call_method("copied", array, 600, timeout=SECONDS) == [
+            (4 * -(-600 * 8 // 4096), mappings) for _, mappings in unwritten
+        ]
+    assert not array.any()  # what a rank has written is nobody else's
+    # Neither what is returned, nor what ends with the call. A fault of a page copies it.
+    faults = views.call_method("faults", timeout=SECONDS)
+    for _ in range(10):
+        for found in views.call_method("same", array, timeout=SECONDS):
+            assert not found.any()
+    for before, after in zip(faults, views.call_method("faults", timeout=SECONDS), strict=True):
+        assert after - before < array.nbytes // 4096
+
+
+def test_replies_are_kept_by_threads_and_forks(views):
+    numpy = pytest.importorskip("numpy")
+    array = numpy.arange(700_000.0)
+    expected = float(array.sum())
+    found = views.call_method("same", array, timeout=SECONDS)
+    sums = []
+    thread = threading.Thread(target=lambda mine: sums.append(float(mine.sum())), args=(found[0],))
+    (go, went), (said, say) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(went)
+        os.read(go, 1)  # the end of the file: the next requests were replied to
+        os.write(say, str(float(found[1].sum())).encode())
+        os._exit(0)
+    for i in range(3):
+        views.call_method("same", numpy.full(700_000, float(i)), timeout=SECONDS)
+    thread.start()
+    thread.join()
+    os.close(went)
+    assert sums == [expected] and float(os.read(said, 100)) == expected
+    os.waitpid(pid, 0)
+    for fd in (go, said, say):
+        os.close(fd)
+
+
+def test_replies_outlive_their_group_and_its_ranks():
+    numpy = pytest.importorskip("numpy")
+    array = numpy.arange(700_000.0)
+    with coxswain.Group(objects.Views, 2, codec="pickle", depth=2) as group:
+        kept = group.call_method("same", array, timeout=SECONDS)
+        group.kill(0)
+    assert (kept[0] == array).all() and (kept[1] == array).all()
+
+
+def test_results_may_be_parts_of_the_arguments(views):
+    numpy = pytest.importorskip("numpy")
+    for i in range(5):
+        array = numpy.arange(700_000.0) + i
+        for found in views.call_method("several", array, timeout=SECONDS):
+            whole, behind, halves, twice = found
+            assert (whole == array).all() and (behind == array[10:]).all()
+            assert (halves["half"] == array[:350_000]).all() and (twice == 2 * array).all()
+
+
+@pytest.mark.parametrize("attach", ["named", "sealed"])
+def test_a_rank_that_dies_with_an_array_leaves_the_others_right(attach):
+    numpy = pytest.importorskip("numpy")
+    array = numpy.arange(700_000.0)
+    with coxswain.Group(
+        objects.Views, 2, codec="pickle", attach=attach, depth=1, on_rank_death=lambda *_: None
+    ) as group:
+        before = group.call_method("same", array, timeout=SECONDS)
+        group.call_method("keep", "array", array, timeout=SECONDS)
+        with pytest.raises(coxswain.RankDied):
+            group.call_method("kill", -array, 1, timeout=SECONDS)
+        group.restart(1)
+        for found in group.call_method("same", array + 1, timeout=SECONDS):
+            assert (found == array + 1).all()
+        for found in before:
+            assert (found == array).all()
+        kept = group.call_method("sum_kept", ranks=[0], timeout=SECONDS)
+        assert kept == [float(array.sum())]
 
 
 def test_what_has_failed_with_an_array_may_be_garbage(pair):

@@ -22,5 +22,10 @@ cox_unit_test(NAME closer TIER quick
     LIBS coxswain_channel)
 target_link_options(test_unit_closer PRIVATE -Wl,--wrap=pthread_create)
 
+cox_unit_test(NAME lazy_copy TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/lazy_copy_test.c
+    LIBS coxswain_channel)
+# As before Linux 5.14.
+target_link_options(test_unit_lazy_copy PRIVATE -Wl,--wrap=madvise)
+
 cox_unit_test(NAME large_payload TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/large_payload_test.c
     LIBS coxswain_testlib TIMEOUT 60)

@@ -24,16 +24,20 @@ COX_HOT bool cox_channel_thread_has_blocks(const struct cox_channel_thread *thre
 
 /* ---- requests ---- */
 
-int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t sequence,
-                                  const struct Coxswain__BulkRef *message,
-                                  const uint8_t **ret_bytes, size_t *ret_size)
+static struct cox_large_payload_origin worker_coordinator(const struct cox_worker *worker)
 {
-    const struct cox_worker *worker = thread->worker;
-    const struct cox_large_payload_origin peer = {
+    return (struct cox_large_payload_origin){
         .pid = worker->coordinator.pid,
         .start = worker->coordinator.start,
         .socket_path = worker_fd_store(worker),
     };
+}
+
+int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t sequence,
+                                  const struct Coxswain__BulkRef *message,
+                                  const uint8_t **ret_bytes, size_t *ret_size)
+{
+    const struct cox_large_payload_origin peer = worker_coordinator(thread->worker);
     struct cox_large_payload_ref ref;
     struct cox_error why = {0};
     int r = cox_large_payload_ref_read(message, &ref, &why);
@@ -49,6 +53,14 @@ int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t se
 void cox_channel_thread_close_block(struct cox_channel_thread *thread, uint64_t sequence)
 {
     cox_large_payload_view_release(cox_channel_thread_view(thread, sequence));
+}
+
+int cox_channel_thread_copy_block(struct cox_channel_thread *thread, uint64_t sequence, size_t size,
+                                  void **ret_bytes, struct cox_error *err)
+{
+    const struct cox_large_payload_origin peer = worker_coordinator(thread->worker);
+    return cox_large_payload_view_copy(cox_channel_thread_view(thread, sequence), size, &peer,
+                                       ret_bytes, err);
 }
 
 /* ---- replies ---- */

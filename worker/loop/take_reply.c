@@ -1,4 +1,5 @@
-/* take_reply: replies to lent requests. */
+/* take_reply: copies of lent requests, and the replies to them. */
+#include "channel/memory/lazy_copy.h"
 #include "channel/shm/parts.h"
 #include "channel/shm/reply.h"
 #include "channel/shm/state.h"
@@ -39,6 +40,35 @@ static struct cox_lent *reply_claim(struct cox_channel_thread *thread, uint64_t 
                       sequence, kind_text(entry->kind));
     cox_lending_unclaim(thread, entry);
     return NULL;
+}
+
+/* ---- copies ---- */
+
+int cox_worker_copy_request(struct cox_worker *worker, const struct cox_worker_request *request,
+                            void **ret_bytes, struct cox_error *err)
+{
+    struct cox_channel_thread *thread = reply_thread(worker);
+    int r;
+    struct cox_lent *entry = reply_claim(thread, request->sequence, COX_LENT_OPAQUE, &r, err);
+    if (!entry)
+        return r;
+    r = entry->in_block ? cox_channel_thread_copy_block(thread, request->sequence, request->size,
+                                                        ret_bytes, err)
+                        : COX_EMPTY;
+    cox_lending_unclaim(thread, entry);
+    return r == COX_EMPTY
+               ? cox_fail(err, r, "request %" PRIu64 " lies in its frame", request->sequence)
+               : r;
+}
+
+int cox_worker_complete_copy(void *bytes)
+{
+    return cox_lazy_copy_complete(bytes);
+}
+
+void cox_worker_free_copy(void *bytes)
+{
+    cox_lazy_copy_free(bytes);
 }
 
 /* ---- opaque ---- */

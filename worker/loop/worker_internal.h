@@ -334,6 +334,9 @@ int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t se
                                   const struct Coxswain__BulkRef *message,
                                   const uint8_t **ret_bytes, size_t *ret_size);
 void cox_channel_thread_close_block(struct cox_channel_thread *thread, uint64_t sequence);
+/* A lazy copy of the request that is open. Returns as cox_large_payload_view_copy. */
+int cox_channel_thread_copy_block(struct cox_channel_thread *thread, uint64_t sequence, size_t size,
+                                  void **ret_bytes, struct cox_error *err);
 /* Reserves memory for a reply that does not fit its slot. Returns as cox_large_payload_reserve. */
 int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t sequence,
                                      uint64_t size, uint8_t **ret_bytes, struct cox_error *err);

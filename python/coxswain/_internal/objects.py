@@ -36,7 +36,7 @@ _UPPER = ord("a") - ord("A")
 
 _ALIGNMENT = 64
 # Smaller buffers are copied into the pickle.
-_IN_BAND = 4096
+IN_BAND = 4096
 _WORD = struct.Struct("<Q")
 # What each call of a method uses is looked up once.
 _PLAIN_REQUEST, _PLAIN_REPLY = REQUEST[0], REPLY[0]
@@ -48,7 +48,11 @@ _TEXT_SIZE, _EXCEPTION_SIZE = 16 << 10, 32 << 10
 # ---- messages ----
 
 
-def _start_of(part: bytes | memoryview) -> Any:
+def _address_of(pointer: Any) -> int:
+    return int(ffi.cast("uintptr_t", pointer))
+
+
+def _start_of(part: Any) -> Any:
     with ffi.from_buffer(part) as memory:
         return ffi.cast("void *", memory)
 
@@ -61,6 +65,16 @@ class Parts:
         # that refers to itself has it, is cleared before what has its memory, which then crashes.
         self._parts = parts
         self.vectors = ffi.new("struct iovec[]", [(_start_of(part), len(part)) for part in parts])
+
+    def let_go(self, buffer: Any) -> None:
+        """Keeps no reference to what lies in this buffer, which the caller keeps instead."""
+        begin = _address_of(_start_of(buffer))
+        end = begin + len(buffer)
+        self._parts = [
+            part
+            for part, vector in zip(self._parts, self.vectors, strict=True)
+            if not begin <= _address_of(vector.iov_base) < end
+        ]
 
 
 class _Apart(Exception):
@@ -87,7 +101,7 @@ def _dumps_apart(value: Any, kind: bytes) -> bytes | Parts:
 
     def is_in_band(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
-        if raw.nbytes < _IN_BAND:
+        if raw.nbytes < IN_BAND:
             return True
         buffers.append(raw)
         return False
@@ -270,8 +284,8 @@ class Methods:
         self._worker = worker
         self._is_table = isinstance(worker, Mapping)
 
-    def call(self, message: bytes | bytearray) -> bytes | Parts:
-        """message: the rank's own; the arguments may be views of it."""
+    def call(self, message: bytes | bytearray | memoryview) -> bytes | Parts:
+        """message: the rank's own; the arguments may be views of it, and the reply, too."""
         if message and message[-1] == _PLAIN_REQUEST:
             name, args, kwargs = _loads(message)
         else:
@@ -289,7 +303,7 @@ class Methods:
             ) from error
 
     @staticmethod
-    def _with_buffers(message: bytes | bytearray) -> Any:
+    def _with_buffers(message: bytes | bytearray | memoryview) -> Any:
         try:
             return loads(message, REQUEST)
         except _NoObject:

@@ -79,6 +79,8 @@ _ORDERS = {
 _LINK_FAILED = 2001
 # Of an error in a reply, beside what the coordinator puts before it.
 _TEXT_SIZE = 560
+# Of a request with arrays: a smaller one is copied faster than its memory is mapped again.
+_LAZY_SIZE = 256 << 10
 # Their frames are above those of each handler.
 _OWN_FILES = (__file__, _objects.__file__)
 
@@ -692,14 +694,17 @@ class Worker:
             if not isinstance(error, Exception):
                 raise
 
-    def _serve_method(self, call: Callable[[bytes | bytearray], Any]) -> None:
+    def _serve_method(self, call: Callable[[Any], Any]) -> None:
         """As _serve, by the method `call` of Methods, which gets a copy of the request."""
         native = self._request
         sequence, size = native.sequence, native.size
         try:
             lent = ffi.buffer(native.bytes, size) if size else b""
-            has_buffers = lent[-1:] == _objects.REQUEST_WITH_BUFFERS
-            reply = call(bytearray(lent) if has_buffers else lent[:])
+            if size > _objects.IN_BAND and lent[-1:] == _objects.REQUEST_WITH_BUFFERS:
+                copy = self._copy_request(size)  # which lives until the reply is sent
+                reply = self._call_with_arrays(call, copy) if copy else call(bytearray(lent))
+            else:
+                reply = call(lent[:])
             send = lib.cox_worker_reply
             if type(reply) is not bytes:
                 parts, send = reply, lib.cox_worker_reply_parts  # parts keeps the memory
@@ -716,6 +721,31 @@ class Worker:
             )
             if not isinstance(error, Exception):
                 raise
+
+    @staticmethod
+    def _call_with_arrays(call: Callable[[Any], Any], copy: Any) -> Any:
+        """The reply to a request with arrays, which are views of this copy. No page of it is copied
+        before somebody writes to it, or keeps it."""
+        alone = sys.getrefcount(copy)
+        try:
+            reply = call(memoryview(copy))
+            if type(reply) is not bytes:
+                reply.let_go(copy)
+            return reply
+        finally:
+            # Also by the traceback of an exception. A fork completes it, too.
+            kept = sys.getrefcount(copy) > alone
+            if kept and lib.cox_worker_complete_copy(ffi.from_buffer(copy)):
+                raise MemoryError(f"no memory to keep the {len(copy)} bytes of a request")
+
+    def _copy_request(self, size: int) -> Any:
+        """None: it is in its frame, or as easily copied."""
+        if size < _LAZY_SIZE:
+            return None
+        pages = ffi.new("void **")
+        if lib.cox_worker_copy_request(self._lib(), self._request, pages, self._next_error):
+            return None
+        return ffi.buffer(ffi.gc(pages[0], lib.cox_worker_free_copy, size), size)
 
     def leave(self) -> None:
         """Leaves the group: requests of this rank fail from now on. Idempotent."""
