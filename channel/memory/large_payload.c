@@ -128,6 +128,13 @@ int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const cha
     return r ? r : block_make(sender, block_size_for(size), block, err);
 }
 
+void cox_large_payload_swap(struct cox_large_payload *one, struct cox_large_payload *other)
+{
+    const struct cox_large_payload block = *one;
+    *one = *other;
+    *other = block;
+}
+
 struct cox_large_payload_ref cox_large_payload_refer(const struct cox_large_payload *block,
                                                      uint64_t size)
 {
@@ -256,6 +263,21 @@ int cox_large_payload_view_map(struct cox_large_payload_view *view,
     return 0;
 }
 
+void cox_large_payload_view_find(struct cox_large_payload_view *views, size_t view_count,
+                                 size_t stride, struct cox_large_payload_view *own,
+                                 const struct cox_large_payload_ref *ref)
+{
+    for (size_t i = 0; i < view_count; i++) {
+        struct cox_large_payload_view *view = &views[i * stride];
+        if (!view->region.base || memcmp(&view->handle, &ref->handle, sizeof view->handle) != 0)
+            continue;
+        const struct cox_large_payload_view found = *view;
+        *view = *own;
+        *own = found;
+        return;
+    }
+}
+
 void cox_large_payload_view_release(struct cox_large_payload_view *view)
 {
     if (view->region.size > COX_LARGE_PAYLOAD_KEEP_SIZE)
@@ -265,7 +287,7 @@ void cox_large_payload_view_release(struct cox_large_payload_view *view)
 void cox_large_payload_view_drop(struct cox_large_payload_view *view)
 {
     if (view->region.base) {
-        cox_lazy_copy_forget(view);
+        cox_lazy_copy_forget(view->region.base);
         cox_region_detach(&view->region);
     }
     memset(view, 0, sizeof *view);
@@ -279,12 +301,12 @@ int cox_large_payload_view_copy(const struct cox_large_payload_view *view, uint6
     const struct cox_large_payload_ref ref = {.handle = view->handle, .size = size};
     struct cox_handle_info info;
     _cox_cleanup_(cox_close_fd) int fd = -1;
-    void *bytes = cox_lazy_copy_again(size, view);
+    void *bytes = cox_lazy_copy_again(size, view->region.base);
     int r = bytes ? 0 : payload_open(&ref, peer, &fd, &info, err);
     if (r)
         return r;
     if (!bytes)
-        r = cox_lazy_copy_new(fd, view->region.size, size, view, &bytes);
+        r = cox_lazy_copy_new(fd, view->region.size, size, view->region.base, &bytes);
     if (r)
         return cox_fail(err, r, "memory for a copy of %" PRIu64 " bytes: %s", size,
                         cox_status_text(r));

@@ -82,6 +82,9 @@ struct cox_large_payload {
 int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const char *socket_path,
                               uint64_t size, struct cox_large_payload *block,
                               struct cox_error *err);
+/* Exchanges the memory of two payloads that are not in use, so that the one that was used last, and
+ * is in a cache, is used again. */
+void cox_large_payload_swap(struct cox_large_payload *one, struct cox_large_payload *other);
 /* A reference to its first size bytes. */
 struct cox_large_payload_ref cox_large_payload_refer(const struct cox_large_payload *block,
                                                      uint64_t size);
@@ -116,6 +119,11 @@ int cox_large_payload_view_map(struct cox_large_payload_view *view,
                                const struct cox_large_payload_ref *ref,
                                const struct cox_large_payload_origin *peer,
                                const uint8_t **ret_bytes, struct cox_error *err);
+/* Exchanges the view `own` with the one of these that maps the payload already, if there is one: the
+ * payloads of a sender change their frames. Only that one may be in use. */
+void cox_large_payload_view_find(struct cox_large_payload_view *views, size_t view_count,
+                                 size_t stride, struct cox_large_payload_view *own,
+                                 const struct cox_large_payload_ref *ref);
 /* Ends the use of the bytes; a small payload stays mapped for the next message. */
 void cox_large_payload_view_release(struct cox_large_payload_view *view);
 void cox_large_payload_view_drop(struct cox_large_payload_view *view); /* idempotent */

@@ -79,6 +79,8 @@ struct cox_request_buffer {
     struct cox_large_payload block;
     /* used by the request in the frame; under lock */
     bool used;
+    /* the last request whose bytes were in the block */
+    uint64_t sequence;
 };
 
 /* A handler that runs, or is about to; on the stack of its thread. */

@@ -199,9 +199,13 @@ COX_HOT static void gather_check_rank(struct cox_collector *collector, struct co
                                cox_rank_incarnation(&collector->records[rank]))) {
             /* Without the lock: copying a large reply takes time, and only this thread reads it. */
             pthread_mutex_unlock(&collector->lock);
-            r = cox_gathering_take_block(gathering, &collector->blocks->reply_limits,
-                                         collector_reply_view(collector, rank, entry->sequence),
-                                         rank, entry->type);
+            struct cox_large_payload_view *view =
+                collector_reply_view(collector, rank, entry->sequence);
+            cox_large_payload_view_find(&collector->reply_views[rank],
+                                        collector_geometry(collector)->depth, collector->rank_count,
+                                        view, &gathering->ranks[rank].ref);
+            r = cox_gathering_take_block(gathering, &collector->blocks->reply_limits, view, rank,
+                                         entry->type);
             pthread_mutex_lock(&collector->lock);
         }
         /* The reply is lost with its rank. If the rank is not known to be dead yet, its death will

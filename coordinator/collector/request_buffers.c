@@ -10,11 +10,31 @@ static struct cox_request_buffer *collector_request_buffer(struct cox_collector 
                                                           collector_geometry(collector)->depth)];
 }
 
+/* The memory that was used last, and is free, is the one of this frame from now on: a host that
+ * sends one request at a time writes to, and ranks read from, the same memory each time. */
+static void collector_use_again(struct cox_collector *collector, struct cox_request_buffer *own,
+                                uint64_t size)
+{
+    struct cox_request_buffer *last = own;
+    pthread_mutex_lock(&collector->lock);
+    for (uint32_t frame = 0; frame < collector_geometry(collector)->depth; frame++) {
+        struct cox_request_buffer *other = &collector->request_buffers[frame];
+        if (!other->used && other->block.region.size >= size && other->sequence > last->sequence)
+            last = other;
+    }
+    if (last != own)
+        cox_large_payload_swap(&own->block, &last->block);
+    last->sequence = own->sequence;
+    pthread_mutex_unlock(&collector->lock);
+}
+
 int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequence, uint64_t size,
                                 struct cox_large_payload **ret_block, struct cox_error *err)
 {
     struct cox_blocks_choice *blocks = collector->blocks;
     struct cox_request_buffer *behind = collector_request_buffer(collector, sequence);
+    collector_use_again(collector, behind, size);
+    behind->sequence = sequence;
     int r = cox_large_payload_reserve(&blocks->sender, blocks->reply_limits.socket_path, size,
                                       &behind->block, err);
     if (r == 0)

@@ -403,6 +403,27 @@ def test_a_rank_copies_only_what_it_writes_of_an_array(views):
         assert after - before < array.nbytes // 4096
 
 
+@pytest.mark.parametrize("attach", ["named", "sealed"])
+def test_calls_one_after_the_other_use_the_same_memory(attach):
+    """And not that of each frame in turn, which no cache has."""
+    numpy = pytest.importorskip("numpy")
+    array = numpy.arange(700_000.0)
+    _, others = objects.copied_of(array)
+    with coxswain.Group(objects.Views, 2, codec="pickle", attach=attach, depth=4) as group:
+        for i in range(9):
+            for found in group.call_method("same", array + i, timeout=SECONDS):
+                assert (found == array + i).all()
+        # A rank has the request, its copy, and the reply; this process a request and two replies.
+        copied = group.call_method("copied", array, 0, timeout=SECONDS)
+        assert [mappings for _, mappings in copied] == [3, 3]
+        assert objects.copied_of(array)[1] == others + 3
+        futures = [group.submit_method("same", array + i) for i in range(4)]
+        for i, future in enumerate(futures):
+            assert all((found == array + i).all() for found in future.result(SECONDS))
+        copied = group.call_method("copied", array, 0, timeout=SECONDS)
+        assert max(mappings for _, mappings in copied) <= 12
+
+
 def test_replies_are_kept_by_threads_and_forks(views):
     numpy = pytest.importorskip("numpy")
     array = numpy.arange(700_000.0)

@@ -40,10 +40,12 @@ int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t se
     const struct cox_large_payload_origin peer = worker_coordinator(thread->worker);
     struct cox_large_payload_ref ref;
     struct cox_error why = {0};
+    struct cox_large_payload_view *view = cox_channel_thread_view(thread, sequence);
     int r = cox_large_payload_ref_read(message, &ref, &why);
-    if (r == 0)
-        r = cox_large_payload_view_map(cox_channel_thread_view(thread, sequence), &ref, &peer,
-                                       ret_bytes, &why);
+    if (r == 0) {
+        cox_large_payload_view_find(thread->views, COX_DEPTH_MAX, 1, view, &ref);
+        r = cox_large_payload_view_map(view, &ref, &peer, ret_bytes, &why);
+    }
     if (r)
         return cox_fail(&thread->error, r, "the block that the request is in: %s", why.text);
     *ret_size = ref.size;
@@ -86,6 +88,35 @@ static void reply_release(struct cox_channel_thread *thread, struct cox_channel_
         cox_large_payload_drop(&thread->worker->large_payloads, &reply->block);
 }
 
+/* With blocks_lock. */
+static void reply_release_ended(struct cox_channel_thread *thread)
+{
+    const uint64_t ended =
+        cox_state_ended(cox_state_channel(&thread->worker->control, thread->channel.id));
+    for (uint32_t slot = 0; slot < COX_DEPTH_MAX; slot++)
+        if (thread->replies[slot].sequence && thread->replies[slot].sequence <= ended)
+            reply_release(thread, &thread->replies[slot]);
+}
+
+/* As the coordinator does with the memory of requests: what was used last, and is free, is used
+ * again. With blocks_lock. */
+static void reply_use_again(struct cox_channel_thread *thread, struct cox_channel_thread_reply *own,
+                            uint64_t size)
+{
+    struct cox_channel_thread_reply *last = own;
+    reply_release_ended(thread);
+    for (uint32_t slot = 0; slot < COX_DEPTH_MAX; slot++) {
+        struct cox_channel_thread_reply *other = &thread->replies[slot];
+        if (!other->sequence && !other->reserved && other->block.region.size >= size &&
+            other->last > last->last)
+            last = other;
+    }
+    if (last != own)
+        cox_large_payload_swap(&own->block, &last->block);
+    last->last = own->last;
+    own->reserved = true;
+}
+
 int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t sequence,
                                      uint64_t size, uint8_t **ret_bytes, struct cox_error *err)
 {
@@ -94,6 +125,7 @@ int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t
     pthread_mutex_lock(&thread->blocks_lock);
     /* Its content belongs to a request that has ended: this one is in the same frame. */
     reply_forget(thread, reply);
+    reply_use_again(thread, reply, size);
     int r = cox_large_payload_reserve(&thread->worker->large_payloads,
                                       worker_fd_store(thread->worker), size, &reply->block, &why);
     pthread_mutex_unlock(&thread->blocks_lock);
@@ -111,7 +143,8 @@ struct cox_large_payload_ref cox_channel_thread_refer_block(struct cox_channel_t
     const struct cox_large_payload_ref ref = cox_large_payload_refer(&reply->block, size);
     /* Not before: memory that is still being written is not released, even if its request ends. */
     pthread_mutex_lock(&thread->blocks_lock);
-    reply->sequence = sequence;
+    reply->sequence = reply->last = sequence;
+    reply->reserved = false;
     atomic_fetch_add_explicit(&thread->reply_count, 1, memory_order_relaxed);
     pthread_mutex_unlock(&thread->blocks_lock);
     return ref;
@@ -120,21 +153,18 @@ struct cox_large_payload_ref cox_channel_thread_refer_block(struct cox_channel_t
 void cox_channel_thread_release_block(struct cox_channel_thread *thread, uint64_t sequence)
 {
     pthread_mutex_lock(&thread->blocks_lock);
+    thread_reply_block(thread, sequence)->reserved = false;
     reply_release(thread, thread_reply_block(thread, sequence));
     pthread_mutex_unlock(&thread->blocks_lock);
 }
 
 __attribute__((noinline)) static void thread_release_ended(struct cox_channel_thread *thread)
 {
-    const uint64_t ended =
-        cox_state_ended(cox_state_channel(&thread->worker->control, thread->channel.id));
     /* A reply that needs memory does not wait for other threads: what is free is released next
      * time. */
     if (pthread_mutex_trylock(&thread->blocks_lock))
         return;
-    for (uint32_t slot = 0; slot < COX_DEPTH_MAX; slot++)
-        if (thread->replies[slot].sequence && thread->replies[slot].sequence <= ended)
-            reply_release(thread, &thread->replies[slot]);
+    reply_release_ended(thread);
     pthread_mutex_unlock(&thread->blocks_lock);
 }
 

@@ -34,6 +34,10 @@ struct cox_channel_thread_reply {
     struct cox_large_payload block;
     /* the request whose reply it holds, which the coordinator may read; 0: none */
     uint64_t sequence;
+    /* that of the last reply in the block */
+    uint64_t last;
+    /* reserved, and not sent: a thread may be writing there */
+    bool reserved;
 };
 
 /* What an opaque callback or the caller of next writes to. */
