@@ -472,14 +472,23 @@ class Mpi:
         self.load = load_of(options)
         self.what, self.ranks = options.what, options.ranks
         try:
-            self.mpi = importlib.import_module("mpi4py.MPI")
+            importlib.import_module("mpi4py")
         except ImportError:
             raise Skip("mpi4py is not installed") from None
+        self.hide_input()
+        self.mpi = importlib.import_module("mpi4py.MPI")
         words = [os.path.abspath(__file__), WORKER_FLAG, "mpi", options.what, str(options.bytes)]
         spawned = self.mpi.COMM_SELF.Spawn(sys.executable, words, options.ranks)
         self.all = spawned.Merge(False)
         if self.what == "array":
             self.replies = numpy.empty((options.ranks + 1, options.bytes // 8))
+
+    @staticmethod
+    def hide_input():
+        """The launcher inherits standard input, and reads it for a worker: the conductor's lines were lost."""
+        sys.stdin = os.fdopen(os.dup(0))  # which no program inherits
+        with open(os.devnull, encoding="ascii") as null:
+            os.dup2(null.fileno(), 0)
 
     @staticmethod
     def folder_that_is_removed():
