@@ -119,8 +119,8 @@ int cox_large_payload_view_map(struct cox_large_payload_view *view,
                                const struct cox_large_payload_ref *ref,
                                const struct cox_large_payload_origin *peer,
                                const uint8_t **ret_bytes, struct cox_error *err);
-/* Exchanges the view `own` with the one of these that maps the payload already, if there is one: the
- * payloads of a sender change their frames. Only that one may be in use. */
+/* Exchanges the view `own` with the one of these that maps the payload already, if there is one: a
+ * sender's payloads change their frames. Neither of the two may be in use. */
 void cox_large_payload_view_find(struct cox_large_payload_view *views, size_t view_count,
                                  size_t stride, struct cox_large_payload_view *own,
                                  const struct cox_large_payload_ref *ref);
