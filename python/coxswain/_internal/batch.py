@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from .. import _native
 from .errors import Invalid, StateError, text_of
+from .owned import ALONE
 
 ffi, lib = _native.ffi, _native.lib
 
@@ -221,7 +222,7 @@ class Batch:
         while views:
             name, view = views.popitem()
             # torch keeps the view itself, without an export of it: its memory has to stay then.
-            if sys.getrefcount(view) > 2:
+            if sys.getrefcount(view) > ALONE:
                 kept = f"batch.{name}"
                 continue
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -14,6 +15,16 @@ from .errors import Busy, Closed, PeerDead, Process, StateError, check, new_erro
 ffi, lib = _native.ffi, _native.lib
 
 Self = TypeVar("Self", bound="Owned")
+
+
+def _references_of_one() -> int:
+    alone = object()
+    return sys.getrefcount(alone)
+
+
+#: What sys.getrefcount says of an object to which one local variable refers: 2, and 1 since CPython
+#: 3.14, where a call borrows it.
+ALONE = _references_of_one()
 
 
 def check_peer(code: int, err: Any) -> None:

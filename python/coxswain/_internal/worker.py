@@ -36,6 +36,7 @@ from .errors import (
     text_of,
 )
 from .kv import KvPool
+from .owned import ALONE
 
 if TYPE_CHECKING:
     from .ranks import RankGroup
@@ -676,13 +677,13 @@ class Worker:
                 else:  # it may be a view of the request
                     reply = ffi.buffer(memory)[:]
                     ffi.release(memory)
-            if sys.getrefcount(data) > 2:  # torch keeps the view itself
+            if sys.getrefcount(data) > ALONE:  # torch keeps the view itself
                 raise _kept(sequence)
             try:
                 data.release()
             except BufferError:
                 raise _kept(sequence) from None
-            if sys.getrefcount(buffer) > 2:
+            if sys.getrefcount(buffer) > ALONE:
                 raise _kept(sequence)
             r = lib.cox_worker_reply(self._lib(), sequence, reply, len(reply), self._next_error)
             if r:
