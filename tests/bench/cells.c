@@ -158,7 +158,8 @@ static uint64_t try_member(const struct batch *batch, struct member *member)
     struct slice slice = {0};
     /* A round that another program interrupts would make slices of three rounds. */
     for (int i = 0; i < 3 && (i == 0 || slice.mean_us * 1e3 >= (double)budget_ns); i++)
-        if (!slice_run(batch, member, 1, &slice))
+        if ((i == 0 || !budget_is_over(&batch->bench->budget)) &&
+            !slice_run(batch, member, 1, &slice))
             return 0;
     if (slice.mean_us * 1e3 < (double)budget_ns &&
         !slice_run(batch, member, rounds_of(budget_ns / 8, slice.mean_us), &slice))
@@ -278,6 +279,28 @@ double row_ratio(const struct bench *bench, const json_t *row, const char *other
 
 /* ---- a batch ---- */
 
+/* Returns false when the time is over before all have had their slice. Of the first pair each that
+ * has none is left out; a later pair is left out as a whole. */
+static bool pair_run(struct batch *batch, size_t pair)
+{
+    for (size_t i = 0; i < batch->count; i++) {
+        struct member *member = &batch->members[i];
+        if (member->process.state != PROCESS_READY)
+            continue;
+        if (budget_is_over(&batch->bench->budget)) {
+            if (pair > 0)
+                return false;
+            process_give_up(&member->process);
+        } else if (!slice_run(batch, member, member->rounds, &member->slices[pair]) && pair > 0) {
+            if (member->process.state != PROCESS_LATE)
+                continue;
+            member->process.state = PROCESS_READY;
+            return false;
+        }
+    }
+    return true;
+}
+
 static void batch_pass(struct batch *batch, bool busy)
 {
     pid_t loops[BENCH_BUSY_LOOPS];
@@ -285,15 +308,16 @@ static void batch_pass(struct batch *batch, bool busy)
     if (busy)
         busy_start(loops);
     for (size_t i = 0; i < batch->count; i++)
-        if (batch->members[i].process.state == PROCESS_READY)
-            one_ns += try_member(batch, &batch->members[i]);
+        if (batch->members[i].process.state == PROCESS_READY) {
+            if (budget_is_over(&batch->bench->budget))
+                process_give_up(&batch->members[i].process);
+            else
+                one_ns += try_member(batch, &batch->members[i]);
+        }
     batch->pairs = pairs_of(batch, one_ns);
     for (size_t pair = 0; pair < batch->pairs; pair++)
-        for (size_t i = 0; i < batch->count; i++) {
-            struct member *member = &batch->members[i];
-            if (member->process.state == PROCESS_READY)
-                slice_run(batch, member, member->rounds, &member->slices[pair]);
-        }
+        if (!pair_run(batch, pair))
+            batch->pairs = pair;
     if (busy)
         busy_stop(loops);
     for (size_t i = 0; i < batch->count; i++)
@@ -301,23 +325,29 @@ static void batch_pass(struct batch *batch, bool busy)
     report_rows(batch->bench, batch->count);
 }
 
+static void member_start(struct bench *bench, const struct cell *cell, struct member *member)
+{
+    const struct kind *kind = member->kind;
+    struct subject_words words;
+    member->bytes = kind->bytes ? kind->bytes : cell->bytes;
+    member->reply_bytes = kind->reply_bytes ? kind->reply_bytes : cell->reply_bytes;
+    member->process = (struct process){.in_fd = -1, .out_fd = -1, .state = PROCESS_SKIPPED};
+    subject_words(bench, kind, cell->rank_count, member->bytes, member->reply_bytes, &words);
+    if (bench->brief && kind->starts_slowly)
+        snprintf(member->process.text, sizeof member->process.text, "not in a brief run");
+    else if (!budget_may_start(&bench->budget))
+        process_give_up(&member->process);
+    else
+        process_start(words.argv, kind->spins_idle, cell->placement, bench->budget.cell_ns,
+                      &member->process);
+}
+
 static void batch_run(struct bench *bench, const struct cell *cell, struct member *members,
                       size_t count)
 {
     struct batch batch = {bench, cell, members, count, ++bench->batches, 0};
-    struct subject_words words;
-    for (size_t i = 0; i < count; i++) {
-        const struct kind *kind = members[i].kind;
-        members[i].bytes = kind->bytes ? kind->bytes : cell->bytes;
-        members[i].reply_bytes = kind->reply_bytes ? kind->reply_bytes : cell->reply_bytes;
-        subject_words(bench, kind, cell->rank_count, members[i].bytes, members[i].reply_bytes,
-                      &words);
-        if (bench->brief && kind->starts_slowly)
-            members[i].process = (struct process){
-                .in_fd = -1, .out_fd = -1, .state = PROCESS_SKIPPED, .text = "not in a brief run"};
-        else
-            process_start(words.argv, kind->spins_idle, cell->placement, &members[i].process);
-    }
+    for (size_t i = 0; i < count; i++)
+        member_start(bench, cell, &members[i]);
     batch_pass(&batch, false);
     if (cell->busy)
         batch_pass(&batch, true);
@@ -348,6 +378,7 @@ void cell_run(struct bench *bench, const struct cell *cell)
     size_t count = 0, floors = 0, fit = fitting(cell);
     if (!members)
         return;
+    budget_cell(&bench->budget, cell->left);
     for (size_t i = 0; cell->kinds[i] && count < KINDS_MAX; i++) {
         const struct kind *kind = kind_find(cell->kinds[i]);
         if (!name_chosen(bench->kinds, kind->name) ||

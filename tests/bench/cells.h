@@ -19,6 +19,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "budget.h"
 #include "kinds.h"
 #include "placement.h"
 
@@ -41,6 +42,8 @@ struct bench {
     bool quick;
     /* all rows in two minutes, with wider intervals; peers that start slowly are left out */
     bool brief;
+    /* how long a brief run may take; 0: as long as it takes */
+    size_t budget_s;
     /* of this program and the peers */
     const char *folder;
     /* state */
@@ -49,6 +52,7 @@ struct bench {
     /* in root: of all cells; lent */
     json_t *rows;
     int batches;
+    struct budget budget;
     uint64_t begin_ns;
     uint64_t *samples_ns;
 };
@@ -60,6 +64,8 @@ struct cell {
     const char *const *kinds;
     /* 0: the bench's */
     size_t pairs;
+    /* cells of its section from this one on; 0: this is the only one */
+    size_t left;
     /* quiet, and then again with two busy loops beside */
     bool busy;
     enum placement placement;

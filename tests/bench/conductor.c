@@ -15,12 +15,15 @@
 #define REPLY_BYTES 256
 #define SIZES_RANKS 4
 #define STEPS_RANKS 8
+/* Four numbers of ranks in two placements and one apart, objects, arrays, and the columns. */
+#define PYTHON_CELLS (4 + 4 + 1 + 4 + 4 + 1)
 
 /* Prints how far a run of minutes is. */
-static bool wanted(const struct bench *bench, const char *section)
+static bool wanted(struct bench *bench, const char *section)
 {
     if (!name_chosen(bench->sections, section))
         return false;
+    budget_section(&bench->budget, section, bench->sections);
     fprintf(stderr, "coxswain-bench: %s, after %.0f s\n", section,
             (double)(measure_now_ns() - bench->begin_ns) / 1e9);
     return true;
@@ -29,6 +32,7 @@ static bool wanted(const struct bench *bench, const char *section)
 /* Every way to move bytes, in every number of ranks and every size. */
 static void measure_bytes(struct bench *bench)
 {
+    size_t left = bench->rank_count_count * bench->size_count;
     report_section("Bytes", PLACEMENT_FREE);
     for (size_t i = 0; i < bench->rank_count_count; i++)
         for (size_t s = 0; s < bench->size_count; s++)
@@ -37,6 +41,7 @@ static void measure_bytes(struct bench *bench)
                                            .bytes = bench->sizes[s],
                                            .reply_bytes = REPLY_BYTES,
                                            .kinds = kinds_of_bytes,
+                                           .left = left--,
                                            .busy = true});
 }
 
@@ -52,6 +57,7 @@ static void measure_packed(struct bench *bench)
                                            .bytes = BYTES,
                                            .reply_bytes = REPLY_BYTES,
                                            .kinds = kinds_of_bytes,
+                                           .left = bench->rank_count_count - i,
                                            .placement = PLACEMENT_ONE});
 }
 
@@ -61,6 +67,9 @@ static void measure_curves(struct bench *bench)
     static const uint32_t ranks[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
     static const size_t sizes[] = {256,       1 << 10, 4 << 10, 16 << 10, 64 << 10,
                                    256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
+    const size_t rank_counts = bench->quick ? 2 : sizeof ranks / sizeof *ranks;
+    const size_t size_count = bench->quick ? 2 : sizeof sizes / sizeof *sizes;
+    size_t left = PLACEMENT_COUNT * rank_counts + size_count;
     struct cell cell = {.section = "per-rank",
                         .bytes = BYTES,
                         .reply_bytes = REPLY_BYTES,
@@ -69,8 +78,9 @@ static void measure_curves(struct bench *bench)
     for (int p = 0; p < PLACEMENT_COUNT; p++) {
         cell.placement = (enum placement)p;
         report_section("Growth per rank", cell.placement);
-        for (size_t i = 0; i < (bench->quick ? 2 : sizeof ranks / sizeof *ranks); i++) {
+        for (size_t i = 0; i < rank_counts; i++) {
             cell.rank_count = ranks[i];
+            cell.left = left--;
             cell_run(bench, &cell);
         }
     }
@@ -78,8 +88,9 @@ static void measure_curves(struct bench *bench)
     cell.section = "per-byte";
     cell.placement = PLACEMENT_FREE;
     cell.rank_count = SIZES_RANKS;
-    for (size_t i = 0; i < (bench->quick ? 2 : sizeof sizes / sizeof *sizes); i++) {
+    for (size_t i = 0; i < size_count; i++) {
         cell.bytes = sizes[i];
+        cell.left = left--;
         cell_run(bench, &cell);
     }
 }
@@ -117,10 +128,12 @@ static void measure_steps(struct bench *bench)
     cell.busy = true;
     for (size_t i = 0; i < bench->rank_count_count; i++) {
         cell.rank_count = bench->rank_counts[i];
+        cell.left = bench->rank_count_count - i + 1;
         cell_run(bench, &cell);
     }
     report_section("Decode steps", PLACEMENT_ONE);
     cell.rank_count = STEPS_RANKS;
+    cell.left = 1;
     cell.busy = false;
     cell.placement = PLACEMENT_ONE;
     cell_run(bench, &cell);
@@ -135,7 +148,8 @@ static void measure_depth(struct bench *bench)
                                        .rank_count = rank_count,
                                        .bytes = BYTES,
                                        .reply_bytes = REPLY_BYTES,
-                                       .kinds = kinds_of_depth});
+                                       .kinds = kinds_of_depth,
+                                       .left = rank_count == 4 && !bench->quick ? 2 : 1});
 }
 
 /* What Python adds, beside its peers; apart: what a round takes where no process waits for the
@@ -144,12 +158,14 @@ static void measure_python(struct bench *bench)
 {
     struct cell cell = {
         .section = "python", .bytes = BYTES, .reply_bytes = REPLY_BYTES, .kinds = kinds_of_python};
+    size_t left = PYTHON_CELLS;
     for (int p = 0; p <= PLACEMENT_APART; p++) {
         cell.placement = (enum placement)p;
         report_section("Python", cell.placement);
         for (uint32_t rank_count = 1; rank_count <= (p == PLACEMENT_APART ? 1 : 8);
              rank_count *= 2) {
             cell.rank_count = rank_count;
+            cell.left = left--;
             if (!bench->quick || rank_count <= 2)
                 cell_run(bench, &cell);
         }
@@ -172,12 +188,14 @@ static void measure_python(struct bench *bench)
         report_section(parts[i].title, PLACEMENT_FREE);
         for (uint32_t rank_count = 1; rank_count <= (bench->quick ? 1 : 8); rank_count *= 2) {
             of_objects.rank_count = rank_count;
+            of_objects.left = left--;
             cell_run(bench, &of_objects);
         }
     }
     report_section("A step of 256 sequences in Python; columns: of the worker, from taken to numpy",
                    PLACEMENT_ONE);
     cell.rank_count = 1;
+    cell.left = 1;
     cell.kinds = kinds_of_columns;
     cell.placement = PLACEMENT_ONE;
     cell_run(bench, &cell);
@@ -186,15 +204,17 @@ static void measure_python(struct bench *bench)
 static void measure_starts(struct bench *bench)
 {
     printf("\nStart and memory, after 100 rounds\n");
+    size_t parts = bench->quick ? 3 : 7;
     for (uint32_t rank_count = 1; rank_count <= (bench->quick ? 2 : 64); rank_count *= 2)
-        groups_start(bench, rank_count);
+        groups_start(bench, rank_count, parts--);
     if (bench->quick)
-        groups_start(bench, 8);
+        groups_start(bench, 8, parts);
 }
 
 int conductor_run(struct bench *bench)
 {
     bench->begin_ns = measure_now_ns();
+    bench->budget = budget_new(bench->budget_s);
     bench->root = json_object();
     bench->rows = json_array();
     bench->samples_ns = calloc(BENCH_ROUNDS_MAX, sizeof *bench->samples_ns);
@@ -221,8 +241,8 @@ int conductor_run(struct bench *bench)
     if (wanted(bench, "python"))
         measure_python(bench);
     if (wanted(bench, "rate")) {
-        groups_rate(bench, kinds_of_rate, PLACEMENT_FREE, 8);
-        groups_rate(bench, kinds_of_curves, PLACEMENT_ONE, 8);
+        groups_rate(bench, kinds_of_rate, PLACEMENT_FREE, 8, 2);
+        groups_rate(bench, kinds_of_curves, PLACEMENT_ONE, 8, 1);
     }
     if (wanted(bench, "idle"))
         groups_idle(bench, 8);

@@ -25,7 +25,11 @@ static void start_kind(const struct bench *bench, const struct kind *kind, enum 
 {
     struct subject_words words;
     subject_words(bench, kind, rank_count, BYTES, REPLY_BYTES, &words);
-    process_start(words.argv, kind->spins_idle, placement, process);
+    *process = (struct process){.in_fd = -1, .out_fd = -1};
+    if (budget_may_start(&bench->budget))
+        process_start(words.argv, kind->spins_idle, placement, bench->budget.cell_ns, process);
+    else
+        process_give_up(process);
 }
 
 /* Appends the row, unless the subject has failed: then it says why. Returns whether there are
@@ -74,22 +78,28 @@ static void rate_of(struct bench *bench, const struct kind *kind, enum placement
     process_free(&process);
 }
 
+/* parts: so many calls as this one, from it on, has the section. */
 static void each_kind(struct bench *bench, const char *const *kinds, enum placement placement,
-                      uint32_t rank_count,
+                      uint32_t rank_count, size_t parts,
                       void (*measure)(struct bench *bench, const struct kind *kind,
                                       enum placement placement, uint32_t rank_count))
 {
-    for (size_t i = 0; kinds[i]; i++)
+    size_t count = 0;
+    while (kinds[count])
+        count++;
+    for (size_t i = 0; i < count; i++) {
+        budget_cell(&bench->budget, parts * count - i);
         if (name_chosen(bench->kinds, kinds[i]))
             measure(bench, kind_find(kinds[i]), placement, rank_count);
+    }
     fflush(stdout);
 }
 
 void groups_rate(struct bench *bench, const char *const *kinds, enum placement placement,
-                 uint32_t rank_count)
+                 uint32_t rank_count, size_t parts)
 {
     printf("\n%d rounds a second of %d bytes, %s\n", RATE, BYTES, placement_text(placement));
-    each_kind(bench, kinds, placement, rank_count, rate_of);
+    each_kind(bench, kinds, placement, rank_count, parts, rate_of);
 }
 
 static void idle_of(struct bench *bench, const struct kind *kind, enum placement placement,
@@ -123,7 +133,7 @@ static void idle_of(struct bench *bench, const struct kind *kind, enum placement
 void groups_idle(struct bench *bench, uint32_t rank_count)
 {
     printf("\nNothing asked, after 100 rounds\n");
-    each_kind(bench, kinds_of_idle, PLACEMENT_FREE, rank_count, idle_of);
+    each_kind(bench, kinds_of_idle, PLACEMENT_FREE, rank_count, 1, idle_of);
 }
 
 static void start_of(struct bench *bench, const struct kind *kind, enum placement placement,
@@ -161,9 +171,9 @@ static void start_of(struct bench *bench, const struct kind *kind, enum placemen
             row_figure(row, "shared_kib"));
 }
 
-void groups_start(struct bench *bench, uint32_t rank_count)
+void groups_start(struct bench *bench, uint32_t rank_count, size_t parts)
 {
-    each_kind(bench, kinds_of_idle, PLACEMENT_FREE, rank_count, start_of);
+    each_kind(bench, kinds_of_idle, PLACEMENT_FREE, rank_count, parts, start_of);
 }
 
 static void allocations_of(struct bench *bench, const struct kind *kind, enum placement placement,
@@ -190,5 +200,5 @@ static void allocations_of(struct bench *bench, const struct kind *kind, enum pl
 void groups_allocations(struct bench *bench, uint32_t rank_count)
 {
     printf("\nCalls of the allocator, in coordinator and workers, after 100 rounds\n");
-    each_kind(bench, kinds_of_allocations, PLACEMENT_FREE, rank_count, allocations_of);
+    each_kind(bench, kinds_of_allocations, PLACEMENT_FREE, rank_count, 1, allocations_of);
 }

@@ -12,10 +12,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "budget.h"
 #include "measure.h"
 
 #define START_TIMEOUT_MS 60000
 #define QUIT_TIMEOUT_MS 10000
+/* Of one whose time is over. */
+#define LATE_QUIT_TIMEOUT_MS 1000
 /* A spinning process is on a processor, or waiting for one, at nearly every sample. */
 #define SPIN_LOOKS 5
 #define SPIN_LOOK_NS 5000000
@@ -32,6 +35,12 @@ static bool fail(struct process *process, const char *format, ...)
     return false;
 }
 
+void process_give_up(struct process *process)
+{
+    fail(process, BUDGET_OVER);
+    process->state = PROCESS_LATE;
+}
+
 /* ---- its pipes ---- */
 
 static uint64_t deadline_after(int timeout_ms)
@@ -39,9 +48,11 @@ static uint64_t deadline_after(int timeout_ms)
     return measure_now_ns() + (uint64_t)timeout_ms * UINT64_C(1000000);
 }
 
-static bool read_all(struct process *process, void *bytes, size_t size, uint64_t deadline_ns)
+static bool read_all(struct process *process, void *bytes, size_t size, uint64_t timeout_ns)
 {
     uint8_t *at = bytes;
+    const bool is_cut = process->until_ns < timeout_ns;
+    const uint64_t deadline_ns = is_cut ? process->until_ns : timeout_ns;
     while (size > 0) {
         const uint64_t now_ns = measure_now_ns();
         struct pollfd poll_fd = {.fd = process->out_fd, .events = POLLIN};
@@ -50,8 +61,12 @@ static bool read_all(struct process *process, void *bytes, size_t size, uint64_t
                         : 0;
         if (ready < 0 && errno == EINTR)
             continue;
-        if (ready == 0)
-            return fail(process, "no answer in time");
+        if (ready == 0) {
+            fail(process, "no answer in time");
+            if (is_cut)
+                process_give_up(process);
+            return false;
+        }
         ssize_t got = ready < 0 ? -1 : read(process->out_fd, at, size);
         if (got < 0 && errno == EINTR)
             continue;
@@ -117,10 +132,10 @@ static void exec_child(const char *const *argv, enum placement placement, pid_t 
 }
 
 void process_start(const char *const *argv, bool spins_idle, enum placement placement,
-                   struct process *process)
+                   uint64_t until_ns, struct process *process)
 {
     int in[2] = {-1, -1}, out[2] = {-1, -1};
-    *process = (struct process){.in_fd = -1, .out_fd = -1};
+    *process = (struct process){.in_fd = -1, .out_fd = -1, .until_ns = until_ns};
     if (access(argv[0], X_OK) < 0) {
         process->state = PROCESS_SKIPPED;
         snprintf(process->text, sizeof process->text, "not built");
@@ -178,7 +193,9 @@ void process_free(struct process *process)
         if (process->in_fd >= 0) /* the end of its input, which quit may not have reached */
             close(process->in_fd);
         process->in_fd = -1;
-        if (process->state == PROCESS_FAILED || !reap(process, QUIT_TIMEOUT_MS)) {
+        const bool late = process->state == PROCESS_LATE || measure_now_ns() >= process->until_ns;
+        if (process->state == PROCESS_FAILED ||
+            !reap(process, late ? LATE_QUIT_TIMEOUT_MS : QUIT_TIMEOUT_MS)) {
             procfs_tree(process->pid, &process->tree);
             procfs_signal(&process->tree, SIGKILL);
             while (waitpid(process->pid, NULL, 0) < 0 && errno == EINTR)

@@ -2,7 +2,8 @@
  * process: a subject (subject.h) from the conductor's side.
  *
  * One thread. Ownership: the caller's, until free, which ends it and everything that it started.
- * Blocks: every verb until it is answered, or its time is over, which the subject does not survive.
+ * Blocks: every verb until it is answered, or its time is over, which the subject does not survive:
+ *   its own, or the time at which its cell has to be over.
  * If the conductor dies: the kernel kills the subject, and with it what it started.
  */
 #ifndef BENCH_PROCESS_H
@@ -18,6 +19,7 @@ enum process_state {
     PROCESS_READY,
     PROCESS_SKIPPED, /* it cannot run here, or is not built; text says why */
     PROCESS_FAILED,  /* it died, or said so; text says why */
+    PROCESS_LATE,    /* the budget's time was over; text says so */
 };
 
 struct process {
@@ -32,12 +34,17 @@ struct process {
     /* that any of them may run on */
     int processors;
     bool stopped;
+    /* when its cell has to be over */
+    uint64_t until_ns;
     char text[512];
 };
 
-/* argv is NULL-terminated. What went wrong is in the state. */
+/* argv is NULL-terminated. until_ns: UINT64_MAX: there is no such time. What went wrong is in the
+ * state. */
 void process_start(const char *const *argv, bool spins_idle, enum placement placement,
-                   struct process *process);
+                   uint64_t until_ns, struct process *process);
+/* What was not started, or is not asked any more: the budget's time is over. */
+void process_give_up(struct process *process);
 void process_free(struct process *process); /* idempotent */
 
 /* Stops those of its processes that spin while idle, and no other: a launcher would forward our

@@ -11,8 +11,10 @@
 #include <unistd.h>
 
 #include "measure.h"
+#include "procfs.h"
 
 #define WORD_COUNT_MAX 10
+#define PROGRAM_LOOK_US 5000
 
 struct program {
     /* in our JSON, and of a section */
@@ -77,7 +79,19 @@ static const struct program programs[] = {
      {"--quick", NULL}},
 };
 
-static int run_and_wait(const char *const *argv, enum placement placement)
+/* The program and what it started. */
+static void end_all(pid_t pid)
+{
+    struct procfs_tree tree;
+    procfs_tree(pid, &tree);
+    procfs_signal(&tree, SIGKILL);
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+        continue;
+}
+
+/* Returns the status, or -errno. -ETIME: the section's time was over, and it was killed. */
+static int run_and_wait(const char *const *argv, enum placement placement,
+                        const struct budget *budget)
 {
     int status;
     const pid_t parent = getpid();
@@ -91,10 +105,19 @@ static int run_and_wait(const char *const *argv, enum placement placement)
     }
     if (pid < 0)
         return -errno;
-    while (waitpid(pid, &status, 0) < 0)
-        if (errno != EINTR)
+    for (;;) {
+        const pid_t ended = waitpid(pid, &status, budget->cell_ns == UINT64_MAX ? 0 : WNOHANG);
+        if (ended == pid)
+            return status;
+        if (ended < 0 && errno != EINTR)
             return -errno;
-    return status;
+        if (ended == 0 && budget_is_over(budget)) {
+            end_all(pid);
+            return -ETIME;
+        }
+        if (ended == 0)
+            usleep(PROGRAM_LOOK_US);
+    }
 }
 
 /* json: given. The rows of a program that has run before are added to those. */
@@ -124,6 +147,7 @@ static void program_run(struct bench *bench, const struct program *program)
     snprintf(path, sizeof path, "%s/%s", bench->folder, program->file);
     if (access(path, X_OK) < 0)
         return;
+    budget_section(&bench->budget, program->name, bench->sections);
     int fd = memfd_create("coxswain-bench-json", 0); /* inherited under its number */
     if (fd < 0)
         return;
@@ -137,8 +161,10 @@ static void program_run(struct bench *bench, const struct program *program)
     fprintf(stderr, "coxswain-bench: %s, after %.0f s\n", program->name,
             (double)(measure_now_ns() - bench->begin_ns) / 1e9);
     printf("\n%s, %s\n", program->title, placement_text(program->placement));
-    int status = run_and_wait(argv, program->placement);
-    if (status) {
+    int status = run_and_wait(argv, program->placement, &bench->budget);
+    if (status == -ETIME) {
+        fprintf(stderr, "coxswain-bench: %s: %s\n", program->file, BUDGET_OVER);
+    } else if (status) {
         fprintf(stderr, "coxswain-bench: %s: failed (status %d)\n", program->file, status);
     } else {
         json_error_t error;

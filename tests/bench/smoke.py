@@ -93,8 +93,26 @@ def check_brief():
     assert set(rows) == {(kind, "not in a brief run") for kind in slow}, rows
 
 
+def check_budget():
+    """What has no time left is a row that says so, and no failure."""
+    over = "no time left in a brief run"
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        words = ["--brief", "--budget", "1", "--sections", "bytes,rate,start", "--kinds", "semaphore,named", "--json", file.name]
+        status = subprocess.run([sys.argv[1], *words], stdout=subprocess.DEVNULL).returncode
+        assert status == 0, f"a run without time has failed with {status}"
+        bench = json.load(open(file.name))
+    rows = [row for row in bench["rows"] if row["section"] == "bytes"]
+    found = {(row["ranks"], row["bytes"], row["kind"], row["busy"]) for row in rows}
+    wanted = {(ranks, size, kind, busy) for ranks in (1, 2, 4, 8, 16, 32) for size in (4096, 65536, 1 << 20, 64 << 20)
+              for kind in ("semaphore", "named") for busy in (False, True)}
+    assert found == wanted, found ^ wanted
+    missing = {row["missing"] for row in bench["rows"] if "missing" in row}
+    assert missing == {over}, f"rows without time say {missing}"
+
+
 def main():
     check_brief()
+    check_budget()
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         # All of ours; peers are subjects of their own, and have their own test.
         status = subprocess.run([sys.argv[1], "--quick", "--json", file.name]).returncode
