@@ -10,7 +10,7 @@ static size_t place(size_t *end, size_t size)
     return start;
 }
 
-void coxpy_batch_measure(const struct cox_batch *batch, struct coxpy_columns *ret_columns)
+static void columns_place(const struct cox_batch *batch, struct coxpy_columns *ret_columns)
 {
     struct coxpy_columns columns = {.row_count = batch->row_count};
     size_t end = 0;
@@ -59,9 +59,13 @@ static void table_fill(int32_t *to, uint32_t width, const struct cox_block_table
         to[i] = -1;
 }
 
-void coxpy_batch_fill(const struct cox_batch *batch, const struct coxpy_columns *columns,
-                      uint8_t *memory)
+bool coxpy_batch_fill(const struct cox_batch *batch, uint8_t *memory, size_t size,
+                      struct coxpy_columns *ret_columns)
 {
+    columns_place(batch, ret_columns);
+    const struct coxpy_columns *columns = ret_columns;
+    if (columns->size > size)
+        return false;
 #define COLUMN(type, column) ((type *)(void *)(memory + columns->offsets[column]))
     int64_t *ids = COLUMN(int64_t, COXPY_IDS);
     uint64_t *seeds = COLUMN(uint64_t, COXPY_SEEDS);
@@ -101,4 +105,5 @@ void coxpy_batch_fill(const struct cox_batch *batch, const struct coxpy_columns 
     pairs_fill(COLUMN(int32_t, COXPY_SWAP_OUT), batch->swap_out, batch->swap_out_count);
     pairs_fill(COLUMN(int32_t, COXPY_COPY), batch->copy, batch->copy_count);
 #undef COLUMN
+    return true;
 }

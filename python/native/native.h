@@ -126,10 +126,10 @@ struct coxpy_columns {
     uint32_t token_count;
     uint32_t table_widths[COX_BLOCK_TABLE_COUNT_MAX];
 };
-void coxpy_batch_measure(const struct cox_batch *batch, struct coxpy_columns *ret_columns);
-/* memory: columns->size bytes, aligned to 8. */
-void coxpy_batch_fill(const struct cox_batch *batch, const struct coxpy_columns *columns,
-                      uint8_t *memory);
+/* Says where the columns lie, and fills them in if the memory, aligned to 8, has room for them. Returns
+ * whether it has: otherwise ret_columns->size is what they need. */
+bool coxpy_batch_fill(const struct cox_batch *batch, uint8_t *memory, size_t size,
+                      struct coxpy_columns *ret_columns);
 
 /* ---- worker.c: a rank ---- */
 

@@ -16,6 +16,58 @@ ffi, lib = _native.ffi, _native.lib
 DIGESTS = ("sequences", "positions", "blocks", "tokens")
 FORWARD_TYPES = ("prefill", "decode", "extend", "mixed", "clear", "dummy")
 
+_COLUMNS = ffi.typeof("struct coxpy_columns *")
+_SIZES = {"?": 1, "i": 4, "I": 4, "f": 4, "q": 8, "Q": 8}
+# In the order of enum coxpy_column; block tables follow.
+_NAMES = (
+    "ids",
+    "seeds",
+    "slots",
+    "starts",
+    "tokens",
+    "positions",
+    "temperatures",
+    "top_ps",
+    "top_ks",
+    "repetition_penalties",
+    "emits",
+    "finished",
+    "swap_in",
+    "swap_out",
+    "copies",
+)
+
+
+def _name_of(column: int) -> str:
+    """As it is asked for."""
+    table = column - len(_NAMES)
+    return _NAMES[column] if table < 0 else f"block_table({table})"
+
+
+class ColumnMemory:
+    """Where the columns of a batch are: of one batch at a time, and then of a later one, so that no
+    page has to be fetched and cleared."""
+
+    def __init__(self) -> None:
+        self.columns: Any = ffi.new(_COLUMNS)
+        self._room(0)
+
+    def _room(self, size: int) -> None:
+        self.bytes = bytearray(size)
+        self._address = ffi.from_buffer(self.bytes)
+        self._idle = sys.getrefcount(self.bytes)
+
+    def fill(self, batch: Any) -> Any:
+        """Returns where each column lies in `bytes`."""
+        columns = self.columns
+        while not lib.coxpy_batch_fill(batch, self._address, len(self.bytes), columns):
+            self._room(2 * columns.size)
+        return columns
+
+    def is_viewed(self) -> bool:
+        """A view of it is kept, by itself or by a numpy array."""
+        return sys.getrefcount(self.bytes) > self._idle
+
 
 class Batch:
     """One step: rows, each a sequence that computes some tokens.
@@ -25,30 +77,31 @@ class Batch:
     is asked for afterwards raises StateError, and a step whose handler kept a view fails.
     """
 
-    def __init__(self, native: Any, memory: bytearray) -> None:
-        """memory: of a step before, or empty; the batch's alone until it ends."""
+    def __init__(self, native: Any, memory: ColumnMemory) -> None:
+        """memory: the batch's alone until it ends."""
         self._native = native
-        self._columns = ffi.new("struct coxpy_columns *")
-        lib.coxpy_batch_measure(native, self._columns)
-        size = self._columns.size
-        self._memory = memory if size <= len(memory) else bytearray(2 * size)
-        lib.coxpy_batch_fill(native, self._columns, ffi.from_buffer(self._memory))
-        self._views: dict[str, memoryview] = {}
+        self._memory = memory
+        self._columns = columns = memory.fill(native)
+        self._row_count: int = columns.row_count
+        self._token_count: int = columns.token_count
+        # typeshed knows formats of casts as literals only.
+        self._whole: Any = memoryview(memory.bytes)
+        self._views: dict[int, memoryview] = {}
         self._digests: dict[int, int] = {}
 
     def _view(
-        self, name: str, column: int, format_: str, count: int, shape: Sequence[int] | None = None
+        self, column: int, format_: str, count: int, shape: Sequence[int] | None = None
     ) -> memoryview:
-        view = self._views.get(name)
+        view = self._views.get(column)
         if view is None:
             if self._native is None:
-                raise StateError(f"batch.{name}: the step is over; copy what outlives it")
+                raise StateError(
+                    f"batch.{_name_of(column)}: the step is over; copy what outlives it"
+                )
             start = self._columns.offsets[column]
-            size = count * (1 if format_ == "?" else 8 if format_ in "qQ" else 4)
-            with memoryview(self._memory) as whole, whole[start : start + size] as part:
-                shaped: Any = part  # typeshed knows formats as literals only
-                view = shaped.cast(format_, list(shape)) if shape and size else shaped.cast(format_)
-            self._views[name] = view
+            part = self._whole[start : start + count * _SIZES[format_]]
+            view = part.cast(format_, shape) if shape and count else part.cast(format_)
+            self._views[column] = view
         return view
 
     def _step(self) -> Any:
@@ -86,62 +139,62 @@ class Batch:
     @property
     def row_count(self) -> int:
         """The number of rows."""
-        return int(self._columns.row_count)
+        return self._row_count
 
     @property
     def ids(self) -> memoryview:
         """int64 per row: the sequence, as the coordinator numbers it."""
-        return self._view("ids", lib.COXPY_IDS, "q", self.row_count)
+        return self._view(lib.COXPY_IDS, "q", self._row_count)
 
     @property
     def slots(self) -> memoryview:
         """uint32 per row: a small number that the sequence keeps while it lives."""
-        return self._view("slots", lib.COXPY_SLOTS, "I", self.row_count)
+        return self._view(lib.COXPY_SLOTS, "I", self._row_count)
 
     @property
     def starts(self) -> memoryview:
         """int32, rows + 1: row i computes tokens[starts[i]:starts[i + 1]]."""
-        return self._view("starts", lib.COXPY_STARTS, "i", self.row_count + 1)
+        return self._view(lib.COXPY_STARTS, "i", self._row_count + 1)
 
     @property
     def tokens(self) -> memoryview:
         """int32 per token to compute."""
-        return self._view("tokens", lib.COXPY_TOKENS, "i", self._columns.token_count)
+        return self._view(lib.COXPY_TOKENS, "i", self._token_count)
 
     @property
     def positions(self) -> memoryview:
         """int32 per token to compute: its position in the sequence, from 0."""
-        return self._view("positions", lib.COXPY_POSITIONS, "i", self._columns.token_count)
+        return self._view(lib.COXPY_POSITIONS, "i", self._token_count)
 
     @property
     def emits(self) -> memoryview:
         """bool per row: whether to sample the token that follows its last one."""
-        return self._view("emits", lib.COXPY_EMITS, "?", self.row_count)
+        return self._view(lib.COXPY_EMITS, "?", self._row_count)
 
     @property
     def temperatures(self) -> memoryview:
         """float32 per row; 0: greedy."""
-        return self._view("temperatures", lib.COXPY_TEMPERATURES, "f", self.row_count)
+        return self._view(lib.COXPY_TEMPERATURES, "f", self._row_count)
 
     @property
     def top_ps(self) -> memoryview:
         """float32 per row; 1: off."""
-        return self._view("top_ps", lib.COXPY_TOP_PS, "f", self.row_count)
+        return self._view(lib.COXPY_TOP_PS, "f", self._row_count)
 
     @property
     def top_ks(self) -> memoryview:
         """int32 per row; 0: off."""
-        return self._view("top_ks", lib.COXPY_TOP_KS, "i", self.row_count)
+        return self._view(lib.COXPY_TOP_KS, "i", self._row_count)
 
     @property
     def repetition_penalties(self) -> memoryview:
         """float32 per row; 1: off."""
-        return self._view("repetition_penalties", lib.COXPY_PENALTIES, "f", self.row_count)
+        return self._view(lib.COXPY_PENALTIES, "f", self._row_count)
 
     @property
     def seeds(self) -> memoryview:
         """uint64 per row: the draw at a position is a function of the two."""
-        return self._view("seeds", lib.COXPY_SEEDS, "Q", self.row_count)
+        return self._view(lib.COXPY_SEEDS, "Q", self._row_count)
 
     @property
     def table_count(self) -> int:
@@ -150,16 +203,11 @@ class Batch:
 
     def block_table(self, table: int = 0) -> memoryview:
         """int32, rows x width: ids of KV blocks in order of position, -1 behind the last."""
-        if not 0 <= table < self.table_count:
-            raise IndexError(f"block table {table} of {self.table_count}")
-        width = self._columns.table_widths[table]
-        return self._view(
-            f"block_table({table})",
-            lib.COXPY_TABLES + table,
-            "i",
-            self.row_count * width,
-            (self.row_count, width),
-        )
+        count = self._step().table_count
+        if not 0 <= table < count:
+            raise IndexError(f"block table {table} of {count}")
+        width, rows = self._columns.table_widths[table], self._row_count
+        return self._view(lib.COXPY_TABLES + table, "i", rows * width, (rows, width))
 
     def history(self, row: int) -> list[int]:
         """All tokens of the row's sequence, from position 0 up to the last one to compute. A
@@ -179,25 +227,25 @@ class Batch:
     @property
     def finished(self) -> memoryview:
         """uint32: slots of sequences that ended since the last step."""
-        return self._view("finished", lib.COXPY_FINISHED, "I", self._step().finished_count)
+        return self._view(lib.COXPY_FINISHED, "I", self._step().finished_count)
 
-    def _pairs(self, name: str, column: int, count: int) -> memoryview:
-        return self._view(name, column, "i", 2 * count, (count, 2))
+    def _pairs(self, column: int, count: int) -> memoryview:
+        return self._view(column, "i", 2 * count, (count, 2))
 
     @property
     def swap_in(self) -> memoryview:
         """int32, n x 2: blocks to copy from swap space, before the rows; (from, to)."""
-        return self._pairs("swap_in", lib.COXPY_SWAP_IN, self._step().swap_in_count)
+        return self._pairs(lib.COXPY_SWAP_IN, self._step().swap_in_count)
 
     @property
     def swap_out(self) -> memoryview:
         """int32, n x 2: blocks to copy to swap space, first of all."""
-        return self._pairs("swap_out", lib.COXPY_SWAP_OUT, self._step().swap_out_count)
+        return self._pairs(lib.COXPY_SWAP_OUT, self._step().swap_out_count)
 
     @property
     def copies(self) -> memoryview:
         """int32, n x 2: blocks to copy to others, after swap_in."""
-        return self._pairs("copies", lib.COXPY_COPY, self._step().copy_count)
+        return self._pairs(lib.COXPY_COPY, self._step().copy_count)
 
     @property
     def weights_version(self) -> int:
@@ -220,16 +268,17 @@ class Batch:
         kept = None
         views, self._views = self._views, {}
         while views:
-            name, view = views.popitem()
+            column, view = views.popitem()
             # torch keeps the view itself, without an export of it: its memory has to stay then.
             if sys.getrefcount(view) > ALONE:
-                kept = f"batch.{name}"
+                kept = f"batch.{_name_of(column)}"
                 continue
             try:
                 view.release()
             except BufferError:
-                kept = f"batch.{name}"
+                kept = f"batch.{_name_of(column)}"
+        self._whole.release()
         # A numpy array holds the memory through a view of its own.
-        if kept is None and sys.getrefcount(self._memory) > 2:
+        if kept is None and self._memory.is_viewed():
             kept = "a column of the batch"
         return kept

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from .. import _native
 from . import objects as _objects
 from .arguments import Buffer, NEVER, buffer_of, deadline_of, seconds_of
-from .batch import Batch
+from .batch import Batch, ColumnMemory
 from . import frames
 from .errors import (
     Aborted,
@@ -404,7 +404,7 @@ class Worker:
         self._request = ffi.new("struct cox_worker_request *")
         self._next_error = new_error()
         # of a batch that has ended, and of which nothing is kept
-        self._memory: list[bytearray] = []
+        self._memory: list[ColumnMemory] = []
         self._threads: list[threading.Thread] = []
 
     # ---- handlers ----
@@ -608,10 +608,8 @@ class Worker:
                 if request.type == _OPAQUE:
                     return True
                 if request.batch:
-                    # Where a step has left its memory, no page of it has to be fetched and cleared.
-                    self._step(
-                        Batch(request.batch, self._memory.pop() if self._memory else bytearray())
-                    )
+                    memory = self._memory.pop() if self._memory else ColumnMemory()
+                    self._step(Batch(request.batch, memory))
                 else:
                     self._init(request.sequence, InitRequest(self, request.init))
             elif r == -4:  # EINTR: Python runs its signal handlers between two calls
