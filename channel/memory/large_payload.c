@@ -85,22 +85,40 @@ static uint64_t block_size_for(uint64_t size)
 
 bool cox_large_payload_is_transient(const struct cox_large_payload *block)
 {
-    return block->region.size > COX_LARGE_PAYLOAD_KEEP_SIZE;
+    return block->is_filled || block->region.size > COX_LARGE_PAYLOAD_KEEP_SIZE;
 }
 
 /* F_SEAL_FUTURE_WRITE: only this process can write, through the mapping that exists already. */
-static int block_make(struct cox_large_payload_sender *sender, uint64_t size,
-                      struct cox_large_payload *block, struct cox_error *err)
+static int memory_make(uint64_t size, struct cox_region *region, int *ret_reader,
+                       struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int fd = -1;
-    _cox_cleanup_(cox_close_fd) int reader = -1;
-    struct cox_large_payload made = {0};
     struct cox_error why = {0};
-    int r = cox_region_create_unnamed(&made.region, "cox_large_payload", size,
+    int r = cox_region_create_unnamed(region, "cox_large_payload", size,
                                       SEALS_SIZE | F_SEAL_FUTURE_WRITE, false, &fd, &why);
     if (r)
         return cox_fail(err, r == -ENOMEM ? COX_NO_SPACE : r, "%s", why.text);
-    r = cox_region_open_reader(fd, "cox_large_payload", &reader, err);
+    return cox_region_open_reader(fd, "cox_large_payload", ret_reader, err);
+}
+
+static int memory_fill(const void *bytes, uint64_t size, struct cox_region *region, int *ret_reader,
+                       struct cox_error *err)
+{
+    struct cox_error why = {0};
+    int r = cox_region_create_unnamed_filled("cox_large_payload", bytes, size, ret_reader, &why);
+    if (r == 0)
+        r = cox_region_map(region, *ret_reader, size, COX_REGION_READ, "cox_large_payload", &why);
+    return r ? cox_fail(err, r == -ENOMEM ? COX_NO_SPACE : r, "%s", why.text) : 0;
+}
+
+/* bytes: NULL: they are written later. */
+static int block_make(struct cox_large_payload_sender *sender, const void *bytes, uint64_t size,
+                      struct cox_large_payload *block, struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int reader = -1;
+    struct cox_large_payload made = {0};
+    int r = bytes ? memory_fill(bytes, size, &made.region, &reader, err)
+                  : memory_make(size, &made.region, &reader, err);
     if (r == 0)
         r = sender_export(sender, reader, &made, err);
     cox_fault_point(COX_FAULT_LARGE_PAYLOAD_EXPORTED);
@@ -115,17 +133,35 @@ static int block_make(struct cox_large_payload_sender *sender, uint64_t size,
     return 0;
 }
 
-int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const char *socket_path,
-                              uint64_t size, struct cox_large_payload *block, struct cox_error *err)
+static int block_renew(struct cox_large_payload_sender *sender, const char *socket_path,
+                       const void *bytes, uint64_t size, struct cox_large_payload *block,
+                       struct cox_error *err)
 {
-    if (block->region.base && block->region.size >= size)
-        return 0;
     cox_large_payload_drop(sender, block); /* before the new one: they never exist at once */
     if (size > COX_LARGE_PAYLOAD_SIZE_MAX)
         return cox_fail(err, COX_NO_SPACE, "a payload of %" PRIu64 " bytes: at most %" PRIu64, size,
                         COX_LARGE_PAYLOAD_SIZE_MAX);
     int r = sender_open(sender, socket_path, err);
-    return r ? r : block_make(sender, block_size_for(size), block, err);
+    return r ? r : block_make(sender, bytes, bytes ? size : block_size_for(size), block, err);
+}
+
+int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const char *socket_path,
+                              uint64_t size, struct cox_large_payload *block, struct cox_error *err)
+{
+    /* What was filled cannot be written to, and is not kept. */
+    if (block->region.base && block->region.size >= size && !block->is_filled)
+        return 0;
+    return block_renew(sender, socket_path, NULL, size, block, err);
+}
+
+int cox_large_payload_fill(struct cox_large_payload_sender *sender, const char *socket_path,
+                           const void *bytes, uint64_t size, struct cox_large_payload *block,
+                           struct cox_error *err)
+{
+    int r = block_renew(sender, socket_path, bytes, size, block, err);
+    if (r == 0)
+        block->is_filled = true;
+    return r;
 }
 
 void cox_large_payload_swap(struct cox_large_payload *one, struct cox_large_payload *other)

@@ -8,6 +8,7 @@
  * the mappings, and a dead process's share is freed with it.
  *
  *   sender   reserve -> write -> publish the reference -> drop, when no reader will open it
+ *            or fill in place of both, where the bytes are at hand
  *   reader   opens by the handle; its mapping stays valid whatever the sender does
  *
  * The frame or slot with the reference tells when no reader will open the payload: every
@@ -64,8 +65,9 @@ void cox_large_payload_sender_init(struct cox_large_payload_sender *sender);
 void cox_large_payload_sender_deinit(struct cox_large_payload_sender *sender);
 
 struct cox_large_payload {
-    /* the sender writes here; base NULL: empty */
+    /* the sender writes here, unless it was filled; base NULL: empty */
     struct cox_region region;
+    bool is_filled;
     struct cox_handle handle;
     /* that exported the handle */
     struct cox_exporter *exporter;
@@ -85,10 +87,16 @@ int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const cha
 /* Exchanges the memory of two payloads that are not in use, so that the one that was used last, and
  * is in a cache, is used again. */
 void cox_large_payload_swap(struct cox_large_payload *one, struct cox_large_payload *other);
+/* As reserve, with these bytes in it, for one message: nobody can write to it afterwards. Larger
+ * than COX_LARGE_PAYLOAD_KEEP_SIZE this is cheaper than reserve and a copy, which fault and clear
+ * pages. */
+int cox_large_payload_fill(struct cox_large_payload_sender *sender, const char *socket_path,
+                           const void *bytes, uint64_t size, struct cox_large_payload *block,
+                           struct cox_error *err);
 /* A reference to its first size bytes. */
 struct cox_large_payload_ref cox_large_payload_refer(const struct cox_large_payload *block,
                                                      uint64_t size);
-/* True: larger than COX_LARGE_PAYLOAD_KEEP_SIZE, so it is freed after its message. */
+/* True: filled, or larger than COX_LARGE_PAYLOAD_KEEP_SIZE, so it is freed after its message. */
 bool cox_large_payload_is_transient(const struct cox_large_payload *block);
 /* Frees the memory. Idempotent; a zeroed payload is empty. */
 void cox_large_payload_drop(struct cox_large_payload_sender *sender,

@@ -466,6 +466,27 @@ int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned 
     return 0;
 }
 
+int cox_region_create_unnamed_filled(const char *label, const void *bytes, uint64_t size,
+                                     int *ret_fd, struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    int r = cox_region_create_unnamed_sparse(label, size, 0, &fd, err);
+    if (r)
+        return r;
+    for (uint64_t done = 0; r == 0 && done < size;) {
+        const ssize_t count = pwrite(fd, (const uint8_t *)bytes + done, size - done, (off_t)done);
+        done += count > 0 ? (uint64_t)count : 0;
+        if (count < 0 && errno != EINTR)
+            r = -errno;
+    }
+    if (r == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL))
+        r = -errno;
+    if (r)
+        return cox_fail(err, r == -ENOSPC || r == -ENOMEM ? COX_NO_SPACE : r,
+                        "memory '%s' of %" PRIu64 " bytes: %s", label, size, cox_status_text(r));
+    return cox_region_open_reader(fd, label, ret_fd, err);
+}
+
 int cox_region_replace(struct cox_region *region, int fd)
 {
     void *map =

@@ -101,6 +101,7 @@ COX_HOT int cox_collector_begin(struct cox_collector *collector, struct cox_entr
     /* Loaded before the ranks are checked: a later death is news for the gathering thread. */
     entry->causes = atomic_load(&collector->causes);
     entry->block_size = 0;
+    entry->away = NULL;
     pthread_mutex_lock(&collector->lock);
     const uint64_t sequence = collector->published + 1;
     int r = begin_check(collector, entry, sequence, err);
@@ -134,12 +135,10 @@ COX_HOT static uint32_t asked_count(const struct cox_collector *collector,
     return count;
 }
 
-/* Under submit_lock: the frame, or the memory of a large request, is not used again meanwhile. */
+/* Under submit_lock: the frame is not used again meanwhile. */
 static void collector_transport(struct cox_collector *collector, const struct cox_entry *entry,
                                 size_t length)
 {
-    const uint64_t frame =
-        cox_geometry_frame(entry->sequence, collector_geometry(collector)->depth);
     size_t capacity;
     const struct cox_transport_request request = {
         .channel = collector->channel->id,
@@ -148,9 +147,8 @@ static void collector_transport(struct cox_collector *collector, const struct co
         .deadline_ns = entry->replies ? entry->deadline_ns : COX_DEADLINE_NEVER,
         .replies = entry->replies,
         .asked = &entry->asked,
-        .bytes = entry->block_size
-                     ? collector->request_buffers[frame].block.region.base
-                     : cox_request_frame(collector->channel, entry->sequence, &capacity),
+        .bytes = entry->away ? entry->away
+                             : cox_request_frame(collector->channel, entry->sequence, &capacity),
         .size = entry->block_size ? entry->block_size : length,
     };
     collector->transport->publish(collector->transport->context, &request);
@@ -166,6 +164,7 @@ COX_HOT void cox_collector_commit(struct cox_collector *collector, const struct 
     cox_tokens_publish(collector->channel->tokens, &entry->asked, entry->sequence,
                        entry->operation->legacy_slotted);
     *slot = *entry;
+    slot->away = NULL;
     slot->published_ns = cox_now_ns();
     cox_state_set_stamp(cox_state_channel(collector->channel->control, collector->channel->id),
                         slot->published_ns);
@@ -194,7 +193,7 @@ COX_HOT void cox_collector_commit(struct cox_collector *collector, const struct 
         collector->rewake_ns = collector->claim_rewake_ns;
     collector->published = entry->sequence;
     cox_stats_publish(&collector->stats, size, entry->block_size > 0);
-    if (entry->block_size)
+    if (entry->block_size && !entry->away)
         cox_collector_use_block(collector, entry->sequence);
     /* relaxed: a thread that sees the new value takes the lock. */
     atomic_store_explicit(&collector->news, entry->sequence, memory_order_relaxed);

@@ -121,8 +121,10 @@ struct cox_entry {
     uint64_t recorded_submit, recorded_packing;
     /* epoch of the group that it was made for; 0: any */
     uint64_t epoch;
-    /* its bytes in the frame's large payload; 0: it is in the frame itself */
+    /* its bytes in the frame's large payload, or in `away`; 0: it is in the frame itself */
     uint64_t block_size;
+    /* lent until commit has returned: bytes of which a transport takes a copy; NULL: none */
+    const void *away;
     /* it has failed, and waits until then for a death; 0: it has not */
     uint64_t exiting_ns;
     /* `suspect` was called */
@@ -324,6 +326,10 @@ void cox_collector_abort(struct cox_collector *collector);
  * Returns as cox_large_payload_reserve. */
 int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequence, uint64_t size,
                                 struct cox_large_payload **ret_block, struct cox_error *err);
+/* The same, with these bytes in it, which nobody writes to any more. */
+int cox_collector_fill_block(struct cox_collector *collector, uint64_t sequence, const void *bytes,
+                             uint64_t size, struct cox_large_payload **ret_block,
+                             struct cox_error *err);
 /* Releases the memory of large requests that have ended, and whose frame every asked rank has
  * returned, or is dead. Takes the lock, if there is any. Idempotent. Called before every submit,
  * and by the gathering thread in every slice until all are released. */

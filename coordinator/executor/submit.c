@@ -21,6 +21,7 @@
 
 #include <inttypes.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* A number outside ExecuteType. */
@@ -48,11 +49,47 @@ COX_HOT static int payload_pack(const struct cox_payload *payload, uint8_t *fram
     return 0;
 }
 
+/* Memory of the frame for a payload, and the payload in it. */
+static int block_write(struct cox_collector *collector, const struct cox_payload *payload,
+                       uint64_t sequence, size_t size, struct cox_large_payload **ret_block,
+                       size_t *ret_packed, struct cox_error *err)
+{
+    *ret_packed = size;
+    if (payload->bytes && size > COX_LARGE_PAYLOAD_KEEP_SIZE)
+        return cox_collector_fill_block(collector, sequence, payload->bytes, size, ret_block, err);
+    int r = cox_collector_reserve_block(collector, sequence, size, ret_block, err);
+    if (r)
+        return r;
+    r = payload_pack(payload, (*ret_block)->region.base, (*ret_block)->region.size, ret_packed,
+                     NULL);
+    COX_ASSERT(r == 0);
+    return 0;
+}
+
+/* For ranks of other machines: the transport takes a copy while the request is committed.
+ * *ret_owned: what is freed then. */
+static int payload_pack_away(const struct cox_payload *payload, size_t size,
+                             struct cox_entry *entry, void **ret_owned)
+{
+    size_t packed = size;
+    entry->away = payload->bytes;
+    if (!payload->bytes) {
+        *ret_owned = cox_allocate_large(NULL, size);
+        if (!*ret_owned)
+            return COX_NO_SPACE;
+        int r = payload_pack(payload, *ret_owned, size, &packed, NULL);
+        COX_ASSERT(r == 0);
+        entry->away = *ret_owned;
+    }
+    entry->block_size = packed;
+    return 0;
+}
+
 /* A payload that does not fit the frame is sent out of line, and the frame has the reference.
  * Without the collector's lock. */
 static int payload_pack_block(struct cox_collector *collector, const struct cox_payload *payload,
                               struct cox_entry *entry, uint8_t *frame, size_t capacity,
-                              size_t *ret_length, struct cox_error *err)
+                              size_t *ret_length, void **ret_owned, struct cox_error *err)
 {
     const char *name = cox_channel_name(collector->channel->id);
     const size_t size = payload->request ? cox_wire_request_size(payload->request) : payload->size;
@@ -72,11 +109,14 @@ static int payload_pack_block(struct cox_collector *collector, const struct cox_
     struct cox_large_payload *block;
     struct cox_error why = {0};
     size_t packed;
-    int r = cox_collector_reserve_block(collector, entry->sequence, size, &block, &why);
+    if (collector->transport) {
+        *ret_length = 0;
+        int r = payload_pack_away(payload, size, entry, ret_owned);
+        return r ? cox_fail(err, r, "%s: no memory for a request of %zu bytes", name, size) : 0;
+    }
+    int r = block_write(collector, payload, entry->sequence, size, &block, &packed, &why);
     if (r)
         return cox_fail(err, r, "%s: a request of %zu bytes: %s", name, size, why.text);
-    r = payload_pack(payload, block->region.base, block->region.size, &packed, NULL);
-    COX_ASSERT(r == 0);
     cox_fault_point(COX_FAULT_LARGE_PAYLOAD_WRITTEN);
     struct cox_large_payload_ref ref = cox_large_payload_refer(block, packed);
     Coxswain__BulkRef reference;
@@ -102,19 +142,22 @@ COX_HOT int cox_executor_pack(struct cox_collector *collector, const struct cox_
                               struct cox_entry *entry, struct cox_error *err)
 {
     size_t capacity, length;
+    void *owned = NULL;
     entry->recorded_packing = cox_recorder_submits_now(&collector->recorder);
     COX_PROBE(request__pack, collector->channel->id, entry->sequence, entry->type, 0);
     uint8_t *frame = cox_request_frame(collector->channel, entry->sequence, &capacity);
     int r = payload_pack(payload, frame, capacity, &length, err);
     if (r == COX_TOO_LARGE) { /* writing a gigabyte takes time */
         pthread_mutex_unlock(&collector->lock);
-        r = payload_pack_block(collector, payload, entry, frame, capacity, &length, err);
+        r = payload_pack_block(collector, payload, entry, frame, capacity, &length, &owned, err);
         pthread_mutex_lock(&collector->lock);
     }
     if (r == 0)
         cox_collector_commit(collector, entry, length);
     else
         cox_collector_abort(collector);
+    if (owned)
+        free(owned);
     return r;
 }
 

@@ -48,6 +48,16 @@ static int reserve(void *object, struct cox_error *err)
     return r;
 }
 
+static int fill(void *object, struct cox_error *err)
+{
+    static const uint8_t bytes[BLOCK_SIZE];
+    struct cox_large_payload block = {0};
+    int r = cox_large_payload_fill(&sender, NULL, bytes, sizeof bytes, &block, err);
+    if (r == 0)
+        memcpy(object, &block, sizeof block);
+    return r;
+}
+
 DESTROY(drop, cox_large_payload_drop(&sender, object))
 
 static void sender_prepare_kept(void)
@@ -127,6 +137,14 @@ static const struct countdown_subject subjects[] = {
      .codes = no_space,
      .lenient = true, /* the number that is its fd's turn may be too high */
      .construct = reserve,
+     .destroy = drop,
+     .prepare = sender_prepare,
+     .restore = sender_restore},
+    {.name = "large_payload_fill",
+     .size = sizeof(struct cox_large_payload),
+     .codes = no_space,
+     .lenient = true, /* as above */
+     .construct = fill,
      .destroy = drop,
      .prepare = sender_prepare,
      .restore = sender_restore},

@@ -112,6 +112,39 @@ TEST(m3_a_large_payload_outlives_its_sender_for_its_readers)
     assert_null(view.region.base);
 }
 
+TEST(m3_what_is_filled_is_there_and_never_changes)
+{
+    static const uint8_t content[] = "filled";
+    struct cox_large_payload block = {0};
+    const uint8_t *bytes;
+    char path[64];
+    begin();
+    assert_int_equal(cox_large_payload_fill(&sender, NULL, content, sizeof content, &block, NULL),
+                     0);
+    assert_int_equal(atomic_load(&sender.block_bytes), sizeof content);
+    const struct cox_handle first = block.handle;
+    const struct cox_large_payload_ref ref = cox_large_payload_refer(&block, sizeof content);
+    struct cox_large_payload_view view = {0};
+    assert_int_equal(cox_large_payload_view_map(&view, &ref, &self, &bytes, NULL), 0);
+    assert_memory_equal(bytes, content, sizeof content);
+    int fd = -1;
+    assert_int_equal(cox_handle_open(&block.handle, NULL, COX_DEADLINE_NEVER, &fd, NULL), 0);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int writer = open(path, O_RDWR | O_CLOEXEC);
+    assert_int_equal(pwrite(writer, "x", 1, 0), -1);
+    assert_int_equal(errno, EPERM);
+    close(writer);
+    close(fd);
+    /* It is for one message: what is reserved next can be written to. */
+    assert_true(cox_large_payload_is_transient(&block));
+    assert_int_equal(cox_large_payload_reserve(&sender, NULL, 1, &block, NULL), 0);
+    assert_memory_not_equal(&first, &block.handle, sizeof first);
+    ((uint8_t *)block.region.base)[0] = 1;
+    assert_false(cox_large_payload_is_transient(&block));
+    cox_large_payload_view_drop(&view);
+    end(&block);
+}
+
 TEST(m3_a_reserve_finds_what_is_large_enough)
 {
     begin();
