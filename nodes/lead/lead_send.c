@@ -2,7 +2,9 @@
 #include "channel/base/idioms.h"
 #include "lead_private.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 /* Takes bytes and fd. The lock is held. */
 void cox_lead_send_large(struct cox_nodes *nodes, uint32_t node, uint32_t kind, uint8_t *bytes,
@@ -25,6 +27,17 @@ static bool goes_by_nats(const struct cox_nodes *nodes, const uint8_t *bytes, si
              cox_images_named(&nodes->images, bytes, size));
 }
 
+/* A frame with memory behind it, of which the outbox gets an fd of its own. Takes bytes. */
+static void send_with_memory(struct cox_nodes *nodes, uint32_t node, uint8_t *bytes, size_t size,
+                             int fd, size_t fd_size)
+{
+    const int own = nodes->cluster ? fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1) : -1;
+    if (own >= 0)
+        cox_lead_send_large(nodes, node, COX_DIRECT_FRAME, bytes, size, own, fd_size);
+    else
+        free(bytes); /* as if it were lost */
+}
+
 void cox_lead_send_to(struct cox_nodes *nodes, uint32_t node, uint8_t *bytes, size_t size)
 {
     if (!nodes->cluster) /* while it is opened, or closed */
@@ -36,10 +49,13 @@ void cox_lead_send_to(struct cox_nodes *nodes, uint32_t node, uint8_t *bytes, si
 }
 
 /* Of a link; the lock is held. */
-void cox_lead_on_send(void *context, const struct cox_lead_link *link, uint8_t *bytes, size_t size)
+void cox_lead_on_send(void *context, const struct cox_lead_link *link, uint8_t *bytes, size_t size,
+                      int fd, size_t fd_size)
 {
     struct cox_nodes *nodes = context;
-    if (nodes->gathering)
+    if (fd >= 0) /* not gathered: it goes by direct connections */
+        send_with_memory(nodes, link->index, bytes, size, fd, fd_size);
+    else if (nodes->gathering)
         nodes->gathered[link->index] = (struct gathered){.bytes = bytes, .size = size};
     else
         cox_lead_send_to(nodes, link->index, bytes, size);

@@ -1,5 +1,6 @@
 /* lead_transport: what the executor calls: requests, ranks, shared memory, recorders, stacks. */
 #include "channel/base/idioms.h"
+#include "channel/shm/region.h"
 #include "lead_private.h"
 
 #include <fcntl.h>
@@ -96,12 +97,17 @@ static void transport_kill(void *context, uint32_t rank)
 static void transport_publish(void *context, const struct cox_transport_request *request)
 {
     struct cox_nodes *nodes = context;
+    /* What is too large for NATS is copied once, for all nodes and however often it is sent; without the
+     * lock, since it takes time. If there is no memory for that, each link has a copy. */
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    if (request->size > COX_DIRECT_SMALL_SIZE)
+        cox_region_create_unnamed_filled("cox_request", request->bytes, request->size, &fd, NULL);
     const uint64_t now_ns = cox_now_ns();
     pthread_mutex_lock(&nodes->lock);
     memset(nodes->gathered, 0, nodes->node_count * sizeof *nodes->gathered);
     nodes->gathering = true;
     for (uint32_t i = 0; i < nodes->node_count; i++)
-        cox_lead_link_publish(&nodes->links[i], request, now_ns);
+        cox_lead_link_publish(&nodes->links[i], request, fd, now_ns);
     nodes->gathering = false;
     cox_lead_send_gathered(nodes);
     pthread_mutex_unlock(&nodes->lock);

@@ -4,10 +4,12 @@
 
 #include <coxswain/version.h>
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "limits.h"
 /* ---- events ---- */
@@ -71,11 +73,19 @@ static struct cox_lead_request *request_of(struct cox_lead_link *link, uint32_t 
     return &link->channels[channel].requests[sequence % link->depth];
 }
 
-static void request_clear(struct cox_lead_request *request)
+/* What would be sent again. */
+static void request_drop_frame(struct cox_lead_request *request)
 {
     free(request->frame);
+    request->frame = NULL;
+    cox_close_fd(&request->fd);
+}
+
+static void request_clear(struct cox_lead_request *request)
+{
+    request_drop_frame(request);
     free(request->answer);
-    *request = (struct cox_lead_request){0};
+    *request = (struct cox_lead_request){.fd = -1};
 }
 
 /* The node has taken it. What was given up before it does not concern the node any more: its frames
@@ -87,23 +97,24 @@ static void request_acknowledge(struct cox_lead_channel *channel, struct cox_lea
         channel->gone = 0;
 }
 
-/* Sends a copy: the request may be asked for again. */
+/* Sends a copy: the request may be asked for again. What is in memory of its own is not copied. */
 static void request_send(struct cox_lead_link *link, struct cox_lead_request *request,
                          uint64_t now_ns)
 {
+    const size_t size = request->size + request->fd_size;
     uint8_t *copy = cox_allocate_large(NULL, request->size);
     if (!copy)
         return; /* as if it were lost: it is sent again */
     memcpy(copy, request->frame, request->size);
     request->sent_ns = now_ns;
     request->again_ns =
-        now_ns + link->times->again_ms * COX_NSEC_PER_MSEC + cox_frame_transfer_ns(request->size);
+        now_ns + link->times->again_ms * COX_NSEC_PER_MSEC + cox_frame_transfer_ns(size);
     link->asked_again += request->sent_count > 0;
     request->sent_count++;
     link->sent++;
-    if (cox_frame_shows_life(request->size))
+    if (cox_frame_shows_life(size))
         link->spoke_ns = now_ns;
-    link->send(link->context, link, copy, request->size);
+    link->send(link->context, link, copy, request->size, request->fd, request->fd_size);
 }
 
 /* The request with the smallest number behind `sequence`; NULL: none. Not by counting numbers: the
@@ -142,6 +153,9 @@ void cox_lead_link_init(struct cox_lead_link *link, const char *node, uint32_t r
     link->rank_count = rank_count;
     link->world = world;
     link->depth = depth;
+    for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++)
+        for (uint32_t i = 0; i < COX_NODE_DEPTH_MAX; i++)
+            link->channels[c].requests[i].fd = -1;
 }
 
 static void link_forget(struct cox_lead_link *link)
@@ -272,7 +286,7 @@ static void channel_give_up(const struct cox_lead_link *link, struct cox_lead_ch
 }
 
 void cox_lead_link_publish(struct cox_lead_link *link, const struct cox_transport_request *request,
-                           uint64_t now_ns)
+                           int fd, uint64_t now_ns)
 {
     struct cox_lead_channel *channel = &link->channels[request->channel];
     struct cox_rank_set owed = {{0}};
@@ -304,11 +318,13 @@ void cox_lead_link_publish(struct cox_lead_link *link, const struct cox_transpor
         .asked = *request->asked,
         .size = request->size,
     };
-    own->size = COX_FRAME_HEAD_SIZE + request->size;
+    own->fd = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1) : -1;
+    own->fd_size = own->fd >= 0 ? request->size : 0;
+    own->size = COX_FRAME_HEAD_SIZE + request->size - own->fd_size;
     own->frame = cox_allocate_large(NULL, own->size);
     COX_ASSERT(own->frame);
     cox_frame_pack_head(&frame, own->frame);
-    if (request->size)
+    if (request->size && own->fd < 0)
         memcpy(own->frame + COX_FRAME_HEAD_SIZE, request->bytes, request->size);
     own->sequence = request->sequence;
     own->replies = request->replies;
@@ -401,8 +417,7 @@ static void deliver_answer(struct cox_lead_link *link, uint32_t channel,
         free(bytes);
     request->answered = true;
     request->answered_ns = link->heard_ns;
-    free(request->frame);
-    request->frame = NULL;
+    request_drop_frame(request);
 }
 
 /* Passes on the answers whose turn it is. */
@@ -457,10 +472,8 @@ static void receive_channel(struct cox_lead_link *link, uint32_t c, const CoxNod
             struct cox_lead_event *event = event_add(link, COX_LEAD_TAKEN);
             event->channel = c;
             event->sequence = request->sequence;
-            if (!request->replies) {
-                free(request->frame);
-                request->frame = NULL;
-            }
+            if (!request->replies)
+                request_drop_frame(request);
         }
         bool answered = request->sequence <= said->done;
         for (size_t k = 0; k < said->n_answered; k++)
@@ -619,7 +632,7 @@ static void link_beat(struct cox_lead_link *link, uint64_t now_ns)
     link->beat_ns = link->spoke_ns = now_ns;
     link->again = link->changed;
     link->changed = false;
-    link->send(link->context, link, bytes, size);
+    link->send(link->context, link, bytes, size, -1, 0);
 }
 
 static bool beat_is_due(const struct cox_lead_link *link, uint64_t now_ns)

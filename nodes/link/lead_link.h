@@ -40,9 +40,12 @@ enum cox_node_state {
 struct cox_lead_request {
     /* 0: none */
     uint64_t sequence;
-    /* head and payload; NULL: answered, not needed any more */
+    /* head and payload, or the head alone; NULL: answered, not needed any more */
     uint8_t *frame;
     size_t size;
+    /* memory with the payload of a large request, which the links share; -1: none. Its size */
+    int fd;
+    size_t fd_size;
     /* 0: not yet, since the node was suspect */
     uint64_t sent_ns;
     /* not before: it may be on its way as long */
@@ -158,8 +161,10 @@ struct cox_lead_link {
     uint32_t refused_said;
     uint64_t sent, asked_again, stale, deaths, suspicions;
     void *context;
-    /* A frame for the node. Takes bytes (free). */
-    void (*send)(void *context, const struct cox_lead_link *link, uint8_t *bytes, size_t size);
+    /* A frame for the node. Takes bytes (free). fd: lent, memory of fd_size bytes that follow them; -1:
+     * none. */
+    void (*send)(void *context, const struct cox_lead_link *link, uint8_t *bytes, size_t size,
+                 int fd, size_t fd_size);
     struct cox_lead_events *events;
 };
 
@@ -168,9 +173,10 @@ void cox_lead_link_init(struct cox_lead_link *link, const char *node, uint32_t r
 void cox_lead_link_deinit(struct cox_lead_link *link);
 /* The node is admitted: a new incarnation, whose requests begin after what was published so far. */
 void cox_lead_link_admit(struct cox_lead_link *link, uint64_t agent, uint64_t now_ns);
-/* A request of the group was published, whether or not it asks ranks of the node. */
+/* A request of the group was published, whether or not it asks ranks of the node. fd: lent, memory that
+ * has its bytes, of which the link keeps an fd in place of a copy; -1: none. */
 void cox_lead_link_publish(struct cox_lead_link *link, const struct cox_transport_request *request,
-                           uint64_t now_ns);
+                           int fd, uint64_t now_ns);
 void cox_lead_link_cancel(struct cox_lead_link *link, uint32_t channel, uint64_t through);
 /* Requests up to this number have ended: ranks that still run one may stop. */
 void cox_lead_link_end(struct cox_lead_link *link, uint32_t channel, uint64_t through);

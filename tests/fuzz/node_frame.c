@@ -41,8 +41,10 @@ static void sent(const uint8_t *bytes, size_t size)
 }
 
 static void on_lead_send(void *context, const struct cox_lead_link *link, uint8_t *bytes,
-                         size_t size)
+                         size_t size, int fd, size_t fd_size)
 {
+    (void)fd;
+    (void)fd_size;
     (void)context;
     FUZZ_CHECK(link->state != COX_NODE_ABSENT);
     sent(bytes, size);
@@ -116,7 +118,7 @@ static void publish(struct links *links, uint8_t how)
                                                   .asked = &asked,
                                                   .bytes = &sequence,
                                                   .size = sizeof sequence};
-    cox_lead_link_publish(&links->lead, &request, links->now_ns);
+    cox_lead_link_publish(&links->lead, &request, -1, links->now_ns);
 }
 
 /* As the agent does. */

@@ -1,3 +1,5 @@
+#include "channel/base/idioms.h"
+#include "channel/shm/region.h"
 #include "link_world.h"
 
 #include <stdio.h>
@@ -260,10 +262,16 @@ static void agent_take(struct world *world, const uint8_t *bytes, size_t size)
 /* ---- the lead ---- */
 
 static void on_lead_send(void *context, const struct cox_lead_link *link, uint8_t *bytes,
-                         size_t size)
+                         size_t size, int fd, size_t fd_size)
 {
     struct world *world = context;
     struct cox_frame frame;
+    if (fd >= 0) {
+        bytes = realloc(bytes, size + fd_size);
+        assert_non_null(bytes);
+        assert_int_equal(pread(fd, bytes + size, fd_size, 0), fd_size);
+        size += fd_size;
+    }
     assert_int_equal(cox_frame_unpack(bytes, size, &frame, NULL), 0);
     CHECK(link->state != COX_NODE_ABSENT);
     CHECK(link->state != COX_NODE_SUSPECT || frame.kind == COX_FRAME_LEAD_BEAT);
@@ -513,7 +521,15 @@ bool lead_publish(struct world *world, struct lead *lead, uint32_t c, uint32_t b
                                                   .bytes = &sequence,
                                                   .size = sizeof sequence};
     lead->next[c]++;
-    cox_lead_link_publish(&lead->link, &request, world->now_ns);
+    /* Some as if they were large, in memory of their own: sent again, given up, forgotten like
+     * others. */
+    int fd = -1;
+    if (chance(world, 1, 32))
+        assert_int_equal(
+            cox_region_create_unnamed_filled("link_world", &sequence, sizeof sequence, &fd, NULL),
+            0);
+    cox_lead_link_publish(&lead->link, &request, fd, world->now_ns);
+    cox_close_fd(&fd);
     return true;
 }
 
