@@ -26,8 +26,14 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+/* linux/unistd.h of 5.6 and later; the number is the same on every architecture. */
+#ifndef SYS_pidfd_getfd
+#define SYS_pidfd_getfd 438
+#endif
 
 #define RANK_COUNT_MAX 64
 #define WORLD_COUNT_MAX 8
@@ -46,6 +52,7 @@ enum kind {
     KIND_USLEEP_FDS,
     KIND_HANDLE,
     KIND_FUTEX_BARRIER,
+    KIND_FUTEX_FDS,
     KIND_REDUCE,
     KIND_REDUCE_LARGE,
     KIND_MEMCPY,
@@ -54,19 +61,13 @@ enum kind {
 };
 
 static const char *const kind_names[KIND_COUNT] = {
-    "barrier",
-    "gather 64 B",
-    "gather 4 KiB",
-    "gather fds",
-    "usleep barrier",
-    "usleep gather",
-    "usleep fds",
-    "handle open + close",
-    "futex barrier",
-    "reduce",
-    "reduce large",
-    "memcpy + barrier",
-    "memcpy + barrier large",
+    "barrier",          "gather 64 B",
+    "gather 4 KiB",     "gather fds",
+    "usleep barrier",   "usleep gather",
+    "usleep fds",       "handle open + close",
+    "futex barrier",    "futex fds",
+    "reduce",           "reduce large",
+    "memcpy + barrier", "memcpy + barrier large",
 };
 
 /* Sums of a model's layer: PIECE_COUNT pieces, of which each rank computes its part, of so many
@@ -93,6 +94,10 @@ struct shared {
     struct plain plain;
     /* of rank 1's memory */
     struct cox_handle handle;
+    struct {
+        pid_t pid;
+        int fd;
+    } given[RANK_COUNT_MAX];
     double p50_us[KIND_COUNT][SLICE_COUNT_MAX];
 };
 
@@ -117,6 +122,7 @@ struct rank {
     int own_fd;
     /* pairs[a][b]: a's end of the connection of a and b */
     int (*pairs)[RANK_COUNT_MAX];
+    int pidfds[RANK_COUNT_MAX];
     uint8_t *values;
     struct cox_tensor_gather *exchange;
     /* of all ranks */
@@ -198,6 +204,24 @@ static void futex_barrier(struct rank *own)
     }
     while (atomic_load(&plain->generation) == generation)
         cox_futex_wait(&plain->generation, generation, COX_DEADLINE_NEVER);
+}
+
+/* The floor of an exchange: each copies the fd of each other one. Nothing is looked after but that
+ * all have theirs before anybody goes on. */
+static void futex_fds(struct rank *own)
+{
+    int fds[RANK_COUNT_MAX];
+    futex_barrier(own);
+    for (uint32_t step = 1; step < own->rank_count; step++) {
+        const uint32_t other = (own->rank + step) % own->rank_count;
+        fds[other] =
+            (int)syscall(SYS_pidfd_getfd, own->pidfds[other], own->shared->given[other].fd, 0);
+        must(fds[other] >= 0, "an fd of another process");
+    }
+    futex_barrier(own);
+    for (uint32_t other = 0; other < own->rank_count; other++)
+        if (other != own->rank)
+            close(fds[other]);
 }
 
 /* ---- ours ---- */
@@ -298,6 +322,9 @@ static void run_one(struct rank *own, enum kind kind)
     case KIND_FUTEX_BARRIER:
         futex_barrier(own);
         return;
+    case KIND_FUTEX_FDS:
+        futex_fds(own);
+        return;
     case KIND_REDUCE:
     case KIND_REDUCE_LARGE:
         reduce(own, kind == KIND_REDUCE ? PIECE_LENGTH : PIECE_LENGTH_LARGE);
@@ -358,6 +385,13 @@ static void rank_main(struct rank *own, int group_fd, uint32_t value_size)
         must_group(cox_exporter_export(exporter, own->own_fd, 0, 0, &own->shared->handle, &err),
                    &err);
     make_pieces(own);
+    own->shared->given[own->rank].pid = getpid();
+    own->shared->given[own->rank].fd = own->own_fd;
+    run_one(own, KIND_BARRIER);
+    for (uint32_t other = 0; other < own->rank_count; other++) {
+        own->pidfds[other] = (int)syscall(SYS_pidfd_open, own->shared->given[other].pid, 0);
+        must(own->pidfds[other] >= 0, "pidfd_open");
+    }
     for (int kind = 0; kind < KIND_COUNT; kind++) /* not counted: page faults, caches */
         run_one(own, (enum kind)kind);
     for (size_t slice = 0; slice < own->options->slices; slice++)
@@ -376,9 +410,10 @@ static void rank_main(struct rank *own, int group_fd, uint32_t value_size)
 static void print_world(const struct options *options, uint32_t rank_count, struct shared *shared)
 {
     static const enum kind beside[KIND_COUNT] = {
-        [KIND_BARRIER] = KIND_USLEEP_BARRIER, [KIND_GATHER] = KIND_USLEEP_GATHER,
-        [KIND_GATHER_FDS] = KIND_USLEEP_FDS,  [KIND_FUTEX_BARRIER] = KIND_USLEEP_BARRIER,
-        [KIND_REDUCE] = KIND_MEMCPY,          [KIND_REDUCE_LARGE] = KIND_MEMCPY_LARGE,
+        [KIND_BARRIER] = KIND_USLEEP_BARRIER,    [KIND_GATHER] = KIND_USLEEP_GATHER,
+        [KIND_GATHER_FDS] = KIND_USLEEP_FDS,     [KIND_FUTEX_BARRIER] = KIND_USLEEP_BARRIER,
+        [KIND_FUTEX_FDS] = KIND_USLEEP_FDS,      [KIND_REDUCE] = KIND_MEMCPY,
+        [KIND_REDUCE_LARGE] = KIND_MEMCPY_LARGE,
     };
     for (int kind = 0; kind < KIND_COUNT; kind++) {
         double ratios[SLICE_COUNT_MAX];

@@ -484,6 +484,8 @@ static void judge_ranks(struct bench *bench)
     const json_t *row = ranks_row(bench, PLACEMENT_FREE);
     struct verdict v = verdict_new(bench, "all-gather of fds, 8 ranks", false, 150, "<= 150 us");
     verdict_add(&v, "p50", median_figure(row, "gather fds"), 0);
+    if (v.count)
+        verdict_say(&v, " (the floor: %.0f)", median_figure(row, "futex fds"));
     verdict_end(&v, false);
     v = verdict_new(bench, "by-value handle open + close", false, 5, "<= 5 us");
     verdict_add(&v, "p50", median_figure(row, "handle open + close"), 0);

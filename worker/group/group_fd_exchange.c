@@ -154,8 +154,11 @@ static enum how fds_take(struct cox_group_exchange *exchange, const struct cox_h
 {
     struct cox_group *group = exchange->group;
     *ret_r = offers_read(exchange, handles, err);
-    for (uint32_t place = 0; *ret_r == 0 && place < group->count; place++) {
-        if (place == group->self || !cox_group_gives(exchange, place))
+    /* Each begins with the member after itself: the kernel locks a process while an fd is copied
+     * out of it. */
+    for (uint32_t step = 1; *ret_r == 0 && step < group->count; step++) {
+        const uint32_t place = (group->self + step) % group->count;
+        if (!cox_group_gives(exchange, place))
             continue;
         int r = fd_take(exchange, place, err);
         if (cox_handle_way_closed(r))
