@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 # Nothing is installed unasked: tools/packages only says what is missing. `make packages` installs it.
 export COXSWAIN_PACKAGES = check
 
-.PHONY: all help packages demo test test-all nightly gcc clang asan tsan fuzz bench bench-quick bench-ranks bench-deadlines bench-deaths bench-replace bench-pull bench-python bench-vllm bench-weights bench-nodes format-check format docs install uninstall clean
+.PHONY: all help packages demo test test-all nightly gcc clang asan tsan fuzz bench bench-quick bench-ranks bench-deadlines bench-deaths bench-replace bench-pull bench-python bench-vllm bench-weights bench-nodes bench-scale format-check format docs install uninstall clean
 
 all:
 	@sh tools/compile release
@@ -23,7 +23,7 @@ help:
 	@echo 'make bench      measures everything (docs/bench.md); bench-quick: the same rows in two'
 	@echo '                minutes, with wider intervals; bench-ranks, bench-deadlines,'
 	@echo '                bench-deaths, bench-replace, bench-pull, bench-python,'
-	@echo '                bench-vllm, bench-weights, bench-nodes (as root): a part'
+	@echo '                bench-vllm, bench-weights, bench-nodes and bench-scale (as root): a part'
 	@echo 'make format     formats the sources; format-check only looks'
 	@echo 'make docs       builds the site of docs/'
 	@echo 'make clean      removes build/'
@@ -61,7 +61,7 @@ bench:
 	/usr/bin/python3 tests/bench/peers.py docs/bench.json docs/bench-peers.svg; \
 	exit $$status
 
-# The same rows in about two minutes, with wider intervals: docs/bench.json stays as it is.
+# The same rows in at most two minutes, with wider intervals: docs/bench.json stays as it is.
 bench-quick:
 	@sh tools/packages bench || echo 'peers that are missing are not measured' >&2
 	@sh tools/compile bench
@@ -113,6 +113,14 @@ bench-nodes:
 	@cmake --preset bench -D COX_BUILD_BENCH_NODES=ON
 	@sh tools/compile bench nodes-bench
 	sh tests/nodes/bench/run.sh --folder build/bench/bin $(NODES_OPTIONS)
+
+# A group of up to 32 nodes, which are network namespaces: as root. SCALE_OPTIONS: of tests/nodes/bench/scale.py.
+bench-scale:
+	@sh tools/packages test bench || echo 'bare NATS may be missing' >&2
+	@cmake --preset bench -D COX_BUILD_BENCH_NODES=ON
+	@sh tools/compile bench nodes-bench
+	sh tests/nodes/bench/run.sh scale --folder build/bench/bin --json docs/bench-nodes.json $(SCALE_OPTIONS)
+	/usr/bin/python3 tests/bench/plot.py docs/bench-nodes.json docs || echo 'no figure without matplotlib' >&2
 
 format-check:
 	@sh tools/packages format

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""Draws docs/bench.json, which `make bench` writes, as SVG beside it; docs/bench.md shows them.
+"""Draws docs/bench.json, which `make bench` writes, as SVG beside it; docs/bench.md shows them. docs/bench-nodes.json is drawn for
+docs/nodes-protocol.md.
 
 usage: plot.py BENCH_JSON FOLDER
 
@@ -270,6 +271,39 @@ def python(bench):
     return figure
 
 
+def nodes(bench):
+    figure, axes_ = plt.subplots(2, 2, figsize=(11, 7.6))
+    (cost, lead), (memory, death) = axes_
+
+    def line(ax, kind, mode, figure_, label, color, scale=1.0, style="-"):
+        points = bench.points("nodes", kind, "ranks", figure_, mode=mode)
+        if points:
+            ax.plot(*zip(*((count, value * scale) for count, value in points)), marker="o", markersize=3, color=color,
+                    linestyle=style, label=label)
+
+    for mode, style, what in ("full", "-", "back to back"), ("paced", "--", "one each 10 ms"):
+        line(cost, "coxswain", mode, "p50_us", f"Coxswain, {what}", "tab:blue", style=style)
+        line(cost, "nats", mode, "p50_us", f"bare NATS, {what}", "0.5", style=style)
+        line(lead, "coxswain", mode, "lead_us", f"Coxswain, {what}", "tab:blue", style=style)
+        line(lead, "nats", mode, "lead_us", f"bare NATS, {what}", "0.5", style=style)
+    line(memory, "coxswain", "full", "lead_kib", "memory of the lead", "tab:red", 1 / 1024)
+    line(death, "coxswain", "full", "dead_ms", "a node falls silent", "tab:purple")
+    line(death, "coxswain", "paced", "dead_ms", "a node is killed", "tab:green")
+    for ax, title, unit in ((cost, "A step", "p50, µs"), (lead, "CPU time of the lead in a step", "µs"),
+                            (memory, "Memory of the lead, shared pages in parts", "MiB"),
+                            (death, "From the end of a node to the step that fails", "ms")):
+        ax.set_title(title)
+        ax.set_ylabel(unit)
+        ax.set_xlabel("nodes")
+        ax.set_xscale("log", base=2)
+        ticks(ax, bench.values("nodes", "ranks"))
+        ax.set_ylim(bottom=0)
+        ax.grid(True, alpha=0.25)
+    legend(cost, lead)
+    legend(memory, death)
+    return figure
+
+
 def of_dark_page(color):
     """Greys are inverted; other colours are as light as they have to be on a dark ground."""
     if color == GROUND:
@@ -306,7 +340,8 @@ def main():
             ("steps", steps(bench)),
             ("python", python(bench)),
             ("start", start(bench)),
-            ("model", model(bench))):
+            ("model", model(bench)),
+            ("nodes", nodes(bench))):
         # A section that was not measured leaves its picture as it is.
         if any(ax.lines for ax in figure.axes):
             save(figure, os.path.join(sys.argv[2], f"bench-{name}.svg"))

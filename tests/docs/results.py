@@ -18,7 +18,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "lib"))
 import harness  # pylint: disable=wrong-import-position
 
-NAMES = ("bench.json", "bench-python.json", "bench-vllm.json")
+NAMES = ("bench.json", "bench-python.json", "bench-vllm.json", "bench-nodes.json")
 BEGIN, END = "<!-- results: tests/docs/results.py --write -->\n", "<!-- end of results -->"
 COMMITS_MAX = 200
 OLD = ", **old**: the tree has changed by more than %d commits since" % COMMITS_MAX

@@ -2,7 +2,7 @@
 # A network of several machines on one: functions for a POSIX shell, which sources this file. Root
 # only. `sh tests/nodes/network.sh` checks the functions themselves.
 #
-#   net_up N                    N machines (1 to 16) named a, b, c, ...: one network namespace each,
+#   net_up N                    N machines (1 to 34) named a, b, ... z, aa, ab, ...: one network namespace each,
 #                               one veth pair each to a bridge, which has a namespace of its own
 #   net_down                    kills every process in the namespaces and removes all of them
 #   net_address NODE            prints the IPv4 address of a machine
@@ -31,7 +31,7 @@
 net_prefix=cox-$$
 net_subnet=10.77.$(($$ % 254 + 1))
 net_switch=$net_prefix-switch
-net_names="a b c d e f g h i j k l m n o p"
+net_names="a b c d e f g h i j k l m n o p q r s t u v w x y z aa ab ac ad ae af ag ah"
 net_nodes=
 net_pid=
 
@@ -72,9 +72,9 @@ net_quiet() {
 
 net_up() {
     case $1 in
-    [1-9] | 1[0-6]) ;;
+    [1-9] | [12][0-9] | 3[0-4]) ;;
     *)
-        echo "network.sh: net_up wants a number of machines from 1 to 16, not '$1'" >&2
+        echo "network.sh: net_up wants a number of machines from 1 to 34, not '$1'" >&2
         return 1
         ;;
     esac

@@ -9,13 +9,16 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "tests/bench/measure.h"
 
 #define NSEC_PER_SEC 1e9
 #define NSEC_PER_MSEC UINT64_C(1000000)
 #define STEPS_MAX ((size_t)1 << 20)
-#define PROCESSES_MAX 32
+/* Of each node its own, and one that only the transport knows. */
+#define PROCESSES_MAX (2 * PEER_NODES_MAX)
+#define DEATH_PATIENCE_NS UINT64_C(20000000000)
 #define SIZE_MAX_ALLOWED ((size_t)1 << 30)
 
 static const char usage_text[] =
@@ -31,9 +34,12 @@ static const char usage_text[] =
     "  --ms N            lead: how long it measures (1000)\n"
     "  --request N, --reply N      bytes to and from each node (1280, 1024)\n"
     "  --bulk N, --chunk N         bytes that are acknowledged, of one call (67108864, 1048576)\n"
-    "  --node-pids P,Q,..., --server-pids P,...   lead: processes whose CPU time it reports\n";
+    "  --node-pids P,Q,..., --server-pids P,...   lead: processes whose CPU time and memory it reports\n"
+    "  --idle-ms N       lead: also reports its CPU time while nothing is asked, so long (0: no)\n"
+    "  --die stop|kill   lead: then the last node gets the signal, and it reports when a step fails\n";
 
 struct processes {
+    pid_t pids[PROCESSES_MAX];
     clockid_t clocks[PROCESSES_MAX];
     size_t count;
 };
@@ -42,6 +48,10 @@ struct measured {
     struct peer_options options;
     /* 0: back to back */
     uint64_t period_ns, duration_ns;
+    /* 0: not measured */
+    uint64_t idle_ns;
+    /* 0: no node dies */
+    int death;
     struct processes nodes, servers;
 };
 
@@ -133,6 +143,29 @@ static uint64_t wire_bytes(void)
     return sum;
 }
 
+/* Proportional set size: shared pages in equal parts. 0: unknown, or the process is another user's.
+ * */
+static uint64_t memory_kib(pid_t pid)
+{
+    char path[64], line[256];
+    uint64_t kib = 0;
+    snprintf(path, sizeof path, "/proc/%d/smaps_rollup", (int)pid);
+    FILE *file = fopen(path, "re");
+    while (file && fgets(line, sizeof line, file) && sscanf(line, "Pss: %" SCNu64, &kib) != 1)
+        continue;
+    if (file)
+        fclose(file);
+    return kib;
+}
+
+static uint64_t processes_kib(const struct processes *processes)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < processes->count; i++)
+        sum += memory_kib(processes->pids[i]);
+    return sum;
+}
+
 static struct usage usage_now(const struct measured *measured)
 {
     return (struct usage){.lead_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID),
@@ -190,6 +223,26 @@ static int run_for(struct run *run, const struct measured *measured, uint64_t du
     return 0;
 }
 
+/* CPU time of the lead per second of nothing. */
+static double run_idle(const struct measured *measured)
+{
+    const uint64_t begin_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID), start_ns = measure_now_ns();
+    measure_sleep_until(start_ns + measured->idle_ns);
+    return (double)(clock_ns(CLOCK_PROCESS_CPUTIME_ID) - begin_ns) * 1e6 /
+           (double)(measure_now_ns() - start_ns);
+}
+
+/* From the signal to the end of the step that fails, in ms. */
+static double run_death(struct run *run, const struct measured *measured)
+{
+    const uint64_t start_ns = measure_now_ns();
+    uint64_t now_ns = start_ns;
+    kill(measured->nodes.pids[measured->options.node_count - 1], measured->death);
+    while (run_step(run, &measured->options) == 0 && now_ns - start_ns < DEATH_PATIENCE_NS)
+        now_ns = measure_now_ns();
+    return (double)(measure_now_ns() - start_ns) / 1e6;
+}
+
 static void print_bulk(const struct measured *measured, const struct run *run, size_t count,
                        const struct usage *used)
 {
@@ -221,9 +274,12 @@ static void print_result(const struct measured *measured, const struct run *run,
     printf("\"steps\": %zu, \"p50_us\": %.1f, \"p99_us\": %.1f, \"steps_s\": %.1f, ", count,
            (double)run->samples_ns[count / 2] / 1e3,
            (double)run->samples_ns[count * 99 / 100] / 1e3, steps / seconds);
-    printf("\"lead_us\": %.1f, \"nodes_us\": %.1f, \"server_us\": %.1f, \"wire_bytes\": %.0f}\n",
+    printf("\"lead_us\": %.1f, \"nodes_us\": %.1f, \"server_us\": %.1f, \"wire_bytes\": %.0f, ",
            (double)used->lead_ns / us, (double)used->nodes_ns / us, (double)used->servers_ns / us,
            (double)used->wire_bytes / steps);
+    printf("\"lead_kib\": %" PRIu64 ", \"nodes_kib\": %" PRIu64 ", \"server_kib\": %" PRIu64,
+           memory_kib(getpid()), processes_kib(&measured->nodes),
+           processes_kib(&measured->servers));
 }
 
 static int run_measured(struct run *run, const struct measured *measured)
@@ -245,6 +301,11 @@ static int run_measured(struct run *run, const struct measured *measured)
                                .wire_bytes = after.wire_bytes - before.wire_bytes};
     measure_sort(run->samples_ns, count);
     print_result(measured, run, count, seconds, &used);
+    if (measured->idle_ns)
+        printf(", \"idle_lead_us_s\": %.1f", run_idle(measured));
+    if (measured->death)
+        printf(", \"dead_ms\": %.1f", run_death(run, measured));
+    puts("}");
     return 0;
 }
 
@@ -254,8 +315,10 @@ static void add_processes(struct measured *measured, const struct run *run)
     pid_t pids[PEER_NODES_MAX];
     struct processes *nodes = &measured->nodes;
     const uint32_t count = run->ops->processes ? run->ops->processes(run->lead, pids) : 0;
-    for (uint32_t i = 0; i < count && nodes->count < PROCESSES_MAX; i++)
+    for (uint32_t i = 0; i < count && nodes->count < PROCESSES_MAX; i++) {
+        nodes->pids[nodes->count] = pids[i];
         nodes->count += clock_getcpuclockid(pids[i], &nodes->clocks[nodes->count]) == 0;
+    }
 }
 
 static int lead_main(struct measured *measured, const struct peer_ops *ops)
@@ -321,7 +384,7 @@ static bool parse_processes(char *list, struct processes *processes)
         if (processes->count == PROCESSES_MAX || !parse_number(text, 1, INT32_MAX, &pid) ||
             clock_getcpuclockid((pid_t)pid, &processes->clocks[processes->count]) != 0)
             return false;
-        processes->count++;
+        processes->pids[processes->count++] = (pid_t)pid;
     }
     return true;
 }
@@ -384,6 +447,16 @@ static bool parse_option(int option, char *value, struct measured *measured, con
         return parse_processes(value, &measured->nodes);
     case 'S':
         return parse_processes(value, &measured->servers);
+    case 'I':
+        if (!parse_number(value, 0, 3600000, &number))
+            return false;
+        measured->idle_ns = number * NSEC_PER_MSEC;
+        return true;
+    case 'D':
+        measured->death = strcmp(value, "stop") == 0   ? SIGSTOP
+                          : strcmp(value, "kill") == 0 ? SIGKILL
+                                                       : 0;
+        return measured->death != 0;
     default:
         return false;
     }
@@ -399,13 +472,15 @@ static bool parse_options(int argc, char **argv, struct measured *measured)
         {"ms", required_argument, NULL, 't'},          {"request", required_argument, NULL, 'q'},
         {"reply", required_argument, NULL, 'r'},       {"bulk", required_argument, NULL, 'b'},
         {"chunk", required_argument, NULL, 'c'},       {"node-pids", required_argument, NULL, 'N'},
-        {"server-pids", required_argument, NULL, 'S'}, {NULL, 0, NULL, 0}};
+        {"server-pids", required_argument, NULL, 'S'}, {"idle-ms", required_argument, NULL, 'I'},
+        {"die", required_argument, NULL, 'D'},         {NULL, 0, NULL, 0}};
     const char *mode = "full";
     for (int option; (option = getopt_long(argc, argv, "", table, NULL)) != -1;)
         if (!parse_option(option, optarg, measured, &mode))
             return false;
     return optind == argc && parse_mode(mode, measured) && measured->options.node_count > 0 &&
-           measured->options.index < measured->options.node_count;
+           measured->options.index < measured->options.node_count &&
+           (!measured->death || measured->nodes.count >= measured->options.node_count);
 }
 
 int peer_main(int argc, char **argv, const struct peer_ops *ops)

@@ -17,7 +17,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define PEER_NODES_MAX 16
+#define PEER_NODES_MAX 32
 /* A step's number, then the node's index. */
 #define PEER_HEADER_SIZE 16
 /* Ports of a lead, a node or a NATS server, each in a namespace of its own. */

@@ -22,7 +22,8 @@ from operator import itemgetter
 
 NODES_MAX = 8
 PATIENCE_S = 60
-MACHINES = "abcdefghij"
+# As network.sh names them.
+MACHINES = [*"abcdefghijklmnopqrstuvwxyz", *("a" + letter for letter in "abcdefgh")]
 CERTIFICATES = pathlib.Path(__file__).parents[3] / "packaging/nats/coxswain-certificates"
 BASELINE = "nats"
 SIDES = ("lead_us", "nodes_us", "server_us")
@@ -164,14 +165,14 @@ def nats_server():
 class Network:
     """Who is where, with which keys."""
 
-    def __init__(self, chosen, keys):
+    def __init__(self, chosen, keys, nodes_max=NODES_MAX):
         self.chosen, self.keys = chosen, keys
         self.lead, self.server, *self.nodes = (
             "%s.%d" % (chosen.subnet, i + 1) for i in range(len(MACHINES))
         )
         made = subprocess.run(
             [CERTIFICATES, keys, "--server", self.server, "--days", "2"]
-            + [word for i in range(NODES_MAX) for word in ("--node", str(i))],
+            + [word for i in range(nodes_max) for word in ("--node", str(i))],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,
@@ -180,15 +181,15 @@ class Network:
             sys.exit("coxswain-certificates: " + made.stdout.decode())
         zmq = chosen.folder / "nodes-bench-zmq"
         if zmq.exists():
-            subprocess.run([zmq, "keys", keys, str(NODES_MAX)], check=True)
+            subprocess.run([zmq, "keys", keys, str(nodes_max)], check=True)
 
     def spawn(self, machine, command, **streams):
         # nsenter becomes the command: its process id is the command's.
         path = "/run/netns/%s-%s" % (self.chosen.network, MACHINES[machine])
         return subprocess.Popen(["nsenter", "--net=" + path, "--", *map(str, command)], **streams)
 
-    def start(self, subject, mode, count, errors, processes):
-        """Starts the processes of a cell and lists them, the lead last."""
+    def start(self, subject, mode, count, errors, processes, words):
+        """Starts the processes of a cell and lists them, the lead last. words: further options of the lead."""
         chosen = self.chosen
         program = chosen.folder.resolve() / subject.program
         if mode == "pull" and subject.name == "coxswain":
@@ -228,15 +229,16 @@ class Network:
             ",".join(pids),
             "--ms",
             chosen.ms * (2 if mode == "paced" else 1),
+            *words,
         ]
         processes.append(self.spawn(0, command, stdout=subprocess.PIPE, stderr=errors))
 
-    def measure(self, subject, mode, count):
+    def measure(self, subject, mode, count, *words):
         """The line of one cell. Raises RuntimeError with what the processes wrote."""
         processes = []
         with open(self.keys / "errors", "w+", encoding="utf-8") as errors:
             try:
-                self.start(subject, mode, count, errors, processes)
+                self.start(subject, mode, count, errors, processes, words)
                 await_lead(processes, PATIENCE_S + self.chosen.ms / 500)
                 # Not what they write about their end.
                 said = (self.keys / "errors").read_text(encoding="utf-8")
