@@ -27,7 +27,9 @@
  * by COX_SPIN_LONG_NS begins with a rest of 2^COX_SPIN_LONG_DOUBLINGS times: it has given a slice
  * to another program, and a thread that blocks and is woken interrupts that program instead. A
  * successful spin begins anew. Rests are counted in time, not in waits: where short and long
- * waits alternate, the rest after a long wait in vain is over before the long wait is.
+ * waits alternate, the rest after a long wait in vain is over before the long wait is. A wait that
+ * is cut into several calls, so that Python runs its signal handlers in between, is one wait
+ * (cox_spin_once): else an idle second would double the rest ten times.
  *
  * The budget covers the 50 to 100 us of Python between two requests of a coordinator in Python. An
  * idle group spins for one budget, and then blocks. Measured on an idle virtual machine with two
@@ -81,6 +83,8 @@ struct cox_spinner {
     uint64_t rest_until_ns;
     /* waits that ended without blocking; for display */
     uint64_t found;
+    /* of cox_spin_once: what the last spin in vain waited for; 0: none */
+    uint64_t event;
 };
 
 static inline void cox_cpu_relax(void)
@@ -133,6 +137,21 @@ static inline bool cox_spin_until(struct cox_spinner *spinner, bool (*there)(con
     const bool found = there(context);
     spinner->found += found;
     return found;
+}
+
+/* As cox_spin_until, but at most one spin in vain for an event. event: not 0. */
+static inline bool cox_spin_once(struct cox_spinner *spinner, uint64_t event,
+                                 bool (*there)(const void *context), const void *context,
+                                 uint64_t deadline_ns)
+{
+    const uint64_t rest_until_ns = spinner->rest_until_ns;
+    if (spinner->event == event)
+        return false;
+    if (cox_spin_until(spinner, there, context, deadline_ns))
+        return true;
+    if (spinner->rest_until_ns != rest_until_ns)
+        spinner->event = event;
+    return false;
 }
 
 #endif

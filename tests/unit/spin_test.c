@@ -96,6 +96,29 @@ PLAIN_TEST(a_waiter_that_rests_blocks_at_once)
     assert_true(wait_once(&spinner, &l, 1));
 }
 
+/* However short its rest would be. */
+PLAIN_TEST(a_wait_in_several_calls_spins_in_vain_once)
+{
+    struct cox_spinner spinner = {.budget_ns = 1};
+    struct look own, *l = &own;
+    for (uint64_t event = 1; event <= 3; event++) {
+        own = (struct look){0};
+        for (int call = 0; call < 20; call++) {
+            spinner.rest_until_ns = 0;
+            assert_false(cox_spin_once(&spinner, event, look, &l, COX_DEADLINE_NEVER));
+        }
+        assert_int_equal(own.count, COX_SPIN_LOOKS + 1);
+    }
+    /* What is found is no spin in vain, and nor is a wait that rests. */
+    spinner = (struct cox_spinner){.budget_ns = UINT32_MAX, .rest_until_ns = UINT64_MAX};
+    assert_false(cox_spin_once(&spinner, 4, look, &l, COX_DEADLINE_NEVER));
+    spinner.rest_until_ns = 0;
+    for (int call = 0; call < 3; call++) {
+        own = (struct look){.there = 1};
+        assert_true(cox_spin_once(&spinner, 4, look, &l, COX_DEADLINE_NEVER));
+    }
+}
+
 static uint64_t rest_of(struct cox_spinner *spinner, uint64_t spent_ns)
 {
     const uint64_t now_ns = 1000;

@@ -87,7 +87,7 @@ COX_HOT_INLINE static int thread_await(struct cox_channel_thread *thread, uint64
         /* Compares with the stored number, not with the expected one: spinning for another number
          * would miss a change. */
         const struct thread_look look = {thread, shared, said};
-        if (!woken && cox_spin_until(&thread->spinner, thread_has_news, &look, deadline_ns))
+        if (!woken && cox_spin_once(&thread->spinner, *next, thread_has_news, &look, deadline_ns))
             continue;
         /* Nothing is outstanding: block without a timeout. The coordinator wakes again if this
          * wakeup gets lost. */
