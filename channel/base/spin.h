@@ -26,10 +26,12 @@
  * spent in vain is soon a thousandth, however long a yield takes. A spin that exceeded its budget
  * by COX_SPIN_LONG_NS begins with a rest of 2^COX_SPIN_LONG_DOUBLINGS times: it has given a slice
  * to another program, and a thread that blocks and is woken interrupts that program instead. A
- * successful spin begins anew. Rests are counted in time, not in waits: where short and long
- * waits alternate, the rest after a long wait in vain is over before the long wait is. A wait that
- * is cut into several calls, so that Python runs its signal handlers in between, is one wait
- * (cox_spin_once): else an idle second would double the rest ten times.
+ * successful spin begins anew. One that a yield brought within COX_SPIN_LATE_FACTOR budgets does
+ * neither: other participants ran, and the first round after a pause is such, with caches that are
+ * cold. Rests are counted in time, not in waits: where short and long waits alternate, the rest
+ * after a long wait in vain is over before the long wait is. A wait that is cut into several calls,
+ * so that Python runs its signal handlers in between, is one wait (cox_spin_once): else an idle
+ * second would double the rest ten times.
  *
  * The budget covers the 50 to 100 us of Python between two requests of a coordinator in Python. An
  * idle group spins for one budget, and then blocks. Measured on an idle virtual machine with two
@@ -72,6 +74,8 @@ uint32_t cox_spin_budget_ns(enum cox_spin spin);
 #define COX_SPIN_LONG_NS COX_NSEC_PER_MSEC
 #define COX_SPIN_LONG_DOUBLINGS 7
 #define COX_SPIN_DOUBLINGS 10
+/* So many budgets a spin may take that finds it after all, and is not in vain: participants ran. */
+#define COX_SPIN_LATE_FACTOR 4
 /* Limit of a rest, if a spin took very long: the process was stopped, or throttled. */
 #define COX_SPIN_REST_MAX_NS (4 * COX_NSEC_PER_SEC)
 
@@ -132,10 +136,12 @@ static inline bool cox_spin_until(struct cox_spinner *spinner, bool (*there)(con
         sched_yield();
         now = cox_now_ns();
     }
-    cox_spin_rest(spinner, now, now - begin);
-    /* A yield that took long may have brought it, but blocking would have taken less. */
     const bool found = there(context);
     spinner->found += found;
+    /* A yield may have brought it. One that took long gave a slice to another program: blocking
+     * would have taken less. */
+    if (!found || now - begin > COX_SPIN_LATE_FACTOR * (uint64_t)spinner->budget_ns)
+        cox_spin_rest(spinner, now, now - begin);
     return found;
 }
 

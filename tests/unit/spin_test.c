@@ -75,15 +75,38 @@ PLAIN_TEST(what_never_comes_is_given_up)
     assert_true(spinner.rest_until_ns > 0);
 }
 
-/* It is found, but blocking would have taken less time. */
-PLAIN_TEST(what_comes_after_the_budget_is_found_and_makes_a_waiter_rest)
+#define LOOK_MS 5
+
+static bool look_long(const void *context)
 {
-    struct cox_spinner spinner = {.budget_ns = 1};
-    struct look l;
-    assert_true(wait_once(&spinner, &l, COX_SPIN_LOOKS + 1));
+    const uint64_t until_ns = cox_now_ns() + LOOK_MS * COX_NSEC_PER_MSEC;
+    while (cox_now_ns() < until_ns)
+        continue;
+    return look(context);
+}
+
+/* A spin of COX_SPIN_LOOKS looks, by this budget, and one look more, which finds it. */
+static struct cox_spinner late(uint32_t budget_ms)
+{
+    struct cox_spinner spinner = {.budget_ns = budget_ms * (uint32_t)COX_NSEC_PER_MSEC};
+    struct look own = {.there = COX_SPIN_LOOKS + 1}, *l = &own;
+    assert_true(cox_spin_until(&spinner, look_long, &l, COX_DEADLINE_NEVER));
     assert_int_equal(spinner.found, 1);
+    return spinner;
+}
+
+/* Other participants ran meanwhile. If it took long, another program did, and blocking would have
+ * taken less time. */
+PLAIN_TEST(what_comes_after_the_budget_is_found_and_makes_a_waiter_rest_if_it_took_long)
+{
+    struct cox_spinner spinner = late(LOOK_MS * COX_SPIN_LOOKS / 2);
+    /* Unless another program does run in between. */
+    for (int i = 0; i < 100 && spinner.rest_until_ns; i++)
+        spinner = late(LOOK_MS * COX_SPIN_LOOKS / 2);
+    assert_true(spinner.rest_until_ns == 0 && spinner.vain == 0);
+    spinner = late(LOOK_MS * COX_SPIN_LOOKS / COX_SPIN_LATE_FACTOR / 2);
     assert_true(spinner.rest_until_ns > 0);
-    assert_true(spinner.vain > 0); /* more than 1 if the yield took long */
+    assert_true(spinner.vain > COX_SPIN_LONG_DOUBLINGS);
 }
 
 PLAIN_TEST(a_waiter_that_rests_blocks_at_once)
