@@ -25,6 +25,7 @@ static const struct kind kinds[] = {
     {.name = "sealed-poll", .words = OWN("coxswain", "--attach", "sealed", "--by", "poll")},
     {.name = "sealed-hand-off", .words = OWN("coxswain", "--attach", "sealed", "--by", "hand-off")},
     {.name = "ping", .words = OWN("coxswain", "--attach", "sealed", "--by", "ping")},
+    {.name = "named-off", .words = OWN("coxswain", "--attach", "named", "--spin", "off")},
     {.name = "sealed-off", .words = OWN("coxswain", "--attach", "sealed", "--spin", "off")},
     {.name = "sealed-max", .words = OWN("coxswain", "--attach", "sealed", "--spin", "max")},
     {.name = "seqpacket", .program = "bench-seqpacket"},
@@ -134,8 +135,9 @@ const char *const kinds_of_arrays[] = {"py-memcpy",     "py-array",      "py-arr
                                        "py-pipe-array", "py-zmq-array",  "py-mpi4py-array",
                                        "py-ray-array",  "py-vllm-array", NULL};
 const char *const kinds_of_columns[] = {"sealed-step-256", "py-columns-256", NULL};
-const char *const kinds_of_rate[] = {"semaphore",   "futex",     "named", "named-call", "sealed",
-                                     "sealed-call", "seqpacket", "mpi",   "pickle",     NULL};
+const char *const kinds_of_rate[] = {"semaphore", "futex",  "named",       "named-call",
+                                     "named-off", "sealed", "sealed-call", "sealed-off",
+                                     "seqpacket", "mpi",    "pickle",      NULL};
 const char *const kinds_of_idle[] = {"named", "sealed", NULL};
 const char *const peers_that_sleep[] = {"seqpacket", "iceoryx", "zmq", "nng", NULL};
 const char *const peers_that_spin[] = {"mpi", "pickle", NULL};

@@ -23,9 +23,9 @@ PLACED = [
     "sealed by peers that spin, N >= 8",
     "growth N = 4 to 32, sealed by the futex floor",
     "step of 16 by the same bytes, sealed, N = 8",
-    "step of 256 by the step of 16, sealed, N = 8",
+    "a row of a step in each rank, sealed, N = 8",
     "a pickle ring by the step of 256, N = 8",
-    "CPU at 950 rounds a second, N = 8",
+    "CPU at 950 rounds a second, N = 8{by the floors}",
     "group barrier, 8 ranks",
     "all-gather of 64 bytes by the barrier, 8 ranks",
     "reduction by memcpy and one barrier, 8 ranks",
@@ -33,7 +33,8 @@ PLACED = [
     "CPU of a Python call by peers that sleep",
     "Python call by peers that spin, N = 8",
 ]
-TARGETS = [f"{name}, {placement}" for placement in ("placed by the kernel", "one processor") for name in PLACED] + [
+TARGETS = [f"{name}, {placement}".replace("{by the floors}", ", by the floors" if placement != "one processor" else "")
+           for placement in ("placed by the kernel", "one processor") for name in PLACED] + [
     "1 MiB by the semaphore floor, N = 4",
     "N = 1 with a free core, sealed",
     "N = 1 with busy cores, by the same that does not spin",
