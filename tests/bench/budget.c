@@ -5,8 +5,8 @@
 #include "cells.h"
 #include "measure.h"
 
-/* In the order in which the sections are measured; "ranks" twice. Most are what starting the processes
- * takes, some thousand in all. */
+/* In the order in which the sections are measured; "ranks" twice. Most of it is what starting the
+ * processes takes, some thousand in all. */
 static const struct {
     const char *section;
     unsigned weight;
@@ -61,6 +61,6 @@ bool budget_is_over(const struct budget *budget)
 
 bool budget_may_start(const struct budget *budget)
 {
-    return budget->cell_ns == UINT64_MAX ||
-           measure_now_ns() - budget->cell_begin_ns < (budget->cell_ns - budget->cell_begin_ns) / 2;
+    return budget->cell_ns == UINT64_MAX || measure_now_ns() - budget->cell_begin_ns <
+                                                (budget->cell_ns - budget->cell_begin_ns) / 4 * 3;
 }

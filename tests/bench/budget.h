@@ -29,8 +29,8 @@ void budget_section(struct budget *budget, const char *section, const char *chos
 void budget_cell(struct budget *budget, size_t left);
 /* Of the cell. */
 bool budget_is_over(const struct budget *budget);
-/* Whether more than half of the cell's time is left: what is still to be started needs time to be
- * measured. */
+/* Whether more than a quarter of the cell's time is left: what is still to be started needs time to
+ * be measured. */
 bool budget_may_start(const struct budget *budget);
 
 #endif

@@ -32,7 +32,7 @@ static const struct kind kinds[] = {
     {.name = "zmq", .program = "bench-zmq"},
     {.name = "nng", .program = "bench-nng"},
     {.name = "iceoryx", .program = "bench-iceoryx"},
-    {.name = "mpi", .program = "bench-mpi", .spins_idle = true},
+    {.name = "mpi", .program = "bench-mpi", .starts_slowly = true, .spins_idle = true},
     {.name = "pickle", .program = "pickle_ring.py", .spins_idle = true},
     {.name = "sealed-bytes",
      .words = OWN("coxswain", "--attach", "sealed"),

@@ -197,9 +197,7 @@ void process_free(struct process *process)
         if (process->state == PROCESS_FAILED ||
             !reap(process, late ? LATE_QUIT_TIMEOUT_MS : QUIT_TIMEOUT_MS)) {
             procfs_tree(process->pid, &process->tree);
-            procfs_signal(&process->tree, SIGKILL);
-            while (waitpid(process->pid, NULL, 0) < 0 && errno == EINTR)
-                continue;
+            procfs_end(&process->tree);
         }
         process->pid = 0;
     }

@@ -1,6 +1,7 @@
 #include "procfs.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <sched.h>
 #include <signal.h>
@@ -8,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 /* A named group has a semaphore for each rank, channel and direction. */
 #define OBJECT_COUNT_MAX 4096
@@ -86,6 +89,31 @@ void procfs_signal(const struct procfs_tree *tree, int signal)
 {
     for (size_t i = tree->count; i > 0; i--)
         kill(tree->pids[i - 1], signal);
+}
+
+static bool is_of(const struct procfs_tree *tree, const char *name)
+{
+    char *end;
+    if (strncmp(name, "sem.", 4) == 0)
+        name += 4;
+    const long pid = strtol(name, &end, 10);
+    for (size_t i = 0; end > name && *end == '_' && i < tree->count; i++)
+        if (tree->pids[i] == pid)
+            return true;
+    return false;
+}
+
+void procfs_end(const struct procfs_tree *tree)
+{
+    procfs_signal(tree, SIGKILL);
+    while (waitpid(tree->pids[0], NULL, 0) < 0 && errno == EINTR)
+        continue;
+    DIR *names = opendir("/dev/shm");
+    for (const struct dirent *entry; names && (entry = readdir(names)) != NULL;)
+        if (is_of(tree, entry->d_name))
+            unlinkat(dirfd(names), entry->d_name, 0);
+    if (names)
+        closedir(names);
 }
 
 /* ---- processors ---- */

@@ -47,6 +47,9 @@ void procfs_tree(pid_t root, struct procfs_tree *ret_tree);
 void procfs_add_running(const struct procfs_tree *tree, struct procfs_tree *running);
 /* A signal to all, the first one last. */
 void procfs_signal(const struct procfs_tree *tree, int signal);
+/* SIGKILL to all; returns when the root, a child of this process, is reaped. Then no group of any
+ * of them has a name in /dev/shm: "PID_..." is that of a group that was being started. */
+void procfs_end(const struct procfs_tree *tree);
 /* Calls with every thread of the tree but the root's. */
 void procfs_descendants(const struct procfs_tree *tree, void (*each)(pid_t thread));
 /* How many processors there are on which any thread of them may run. */

@@ -79,21 +79,12 @@ static const struct program programs[] = {
      {"--quick", NULL}},
 };
 
-/* The program and what it started. */
-static void end_all(pid_t pid)
-{
-    struct procfs_tree tree;
-    procfs_tree(pid, &tree);
-    procfs_signal(&tree, SIGKILL);
-    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
-        continue;
-}
-
 /* Returns the status, or -errno. -ETIME: the section's time was over, and it was killed. */
 static int run_and_wait(const char *const *argv, enum placement placement,
                         const struct budget *budget)
 {
     int status;
+    struct procfs_tree tree;
     const pid_t parent = getpid();
     fflush(stdout);
     pid_t pid = fork();
@@ -112,7 +103,8 @@ static int run_and_wait(const char *const *argv, enum placement placement,
         if (ended < 0 && errno != EINTR)
             return -errno;
         if (ended == 0 && budget_is_over(budget)) {
-            end_all(pid);
+            procfs_tree(pid, &tree);
+            procfs_end(&tree);
             return -ETIME;
         }
         if (ended == 0)
