@@ -271,6 +271,7 @@ class Ranks:
             drivers=[rank % tensor_parallel_size == 0 for rank in range(self.world_size)],
             compares=self._options.compare and not self.on_nodes,
             weights=self._options.weights,
+            standby=self._standby,
         )
         try:
             replies = self.group.call(

@@ -8,6 +8,7 @@ has attached, so that a group starts at once.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import importlib
 import multiprocessing.util
@@ -45,11 +46,31 @@ class Start:
     compares: bool
     #: of vllm_weights.KINDS
     weights: str
+    #: the rank is a spare
+    standby: bool
 
 
 def pickled(value: Any) -> bytes:
     """As requests and replies travel."""
     return pickle.dumps(value, protocol=5)
+
+
+def _pass_over_free_memory() -> None:
+    """Of a spare rank on a GPU: until it takes over, the memory of its KV cache is that of the rank
+    whose place it will take. So vLLM computes the budget, and does not ask whether it is free."""
+    from ._internal import vllm_interface as interface
+
+    own = interface.optional("request_memory")
+    if own is None:
+        return
+
+    def request_memory(snapshot: Any, *arguments: Any, **named: Any) -> Any:
+        whole = copy.copy(snapshot)
+        whole.free_memory = whole.total_memory
+        return own(whole, *arguments, **named)
+
+    gpu_worker: Any = importlib.import_module("vllm.v1.worker.gpu_worker")
+    gpu_worker.request_memory = request_memory
 
 
 class Outputs(threading.Thread):
@@ -151,6 +172,8 @@ class Rank:
             "shared_worker_lock": _lock(start.lock_path),
         }
         made = _made_names()
+        if start.standby:
+            _pass_over_free_memory()
         self.worker.init_worker(arguments)
         self.method = "init_device"
         set_title = interface.optional("set_title")

@@ -165,6 +165,36 @@ def test_a_checkpoint_that_changed_on_disk_is_loaded_anew(tmp_path):
     assert found["log"].count("Weights mapped") == 0
 
 
+def test_a_spare_on_a_gpu_counts_on_the_memory_of_the_rank_whose_place_it_takes():
+    script = """
+import types
+from vllm.v1.worker import gpu_worker
+from coxswain import vllm_worker
+
+def request():
+    cache = types.SimpleNamespace(gpu_memory_utilization=0.9)
+    return gpu_worker.request_memory(snapshot, cache)
+
+# The other rank has its cache: 10 % of the GPU are free.
+snapshot = types.SimpleNamespace(total_memory=80 << 30, free_memory=8 << 30, device_="cuda:0")
+try:
+    request()
+except ValueError as error:
+    print("vLLM:", error)
+vllm_worker._pass_over_free_memory()
+print("budget", request() >> 30, "free", snapshot.free_memory >> 30)
+"""
+    done = subprocess.run(
+        [os.sys.executable, "-c", script],
+        env=environment(1),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "vLLM: Free memory on device cuda:0" in done.stdout
+    assert "budget 72 free 8" in done.stdout
+
+
 def test_what_cannot_be_shared_is_refused():
     script = """
 import types

@@ -1,8 +1,8 @@
 """Two engines that share weights: the other half of test_weights.py.
 
-Usage: weights_engine.py JOB RESULT. JOB is JSON: {"models": FOLDER}, and of the second job "change".
-One engine writes its weights; or the files of its model change. RESULT becomes the tokens of each
-moment.
+Usage: weights_engine.py JOB RESULT. JOB is JSON: {"models": FOLDER}, for the second test "change"
+too. One engine writes its weights; or the files of its model change. RESULT becomes the tokens of
+each moment.
 """
 
 import json

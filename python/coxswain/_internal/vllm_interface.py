@@ -141,6 +141,7 @@ OPTIONAL = {
         "(instrumenting_module_name, process_kind, process_name)"
     ),
     "set_title": f"{_WORKER_PROC}.setup_proc_title_and_log_prefix(_)",
+    "request_memory": "vllm.v1.worker.gpu_worker:request_memory(_, _)",
     "model_class": "vllm.model_executor.model_loader:get_model_architecture(_)",
     "enable_envs_cache": "vllm.envs:enable_envs_cache()",
     "start_watch_dog": "vllm.utils.watch_dog:start_watch_dog(_, _, _)",
