@@ -144,18 +144,21 @@ bool cox_peer_alive(const struct cox_peer *peer)
     return peer->pidfd >= 0 && peer_check(peer->pidfd) != COX_PEER_DEAD;
 }
 
+/* A stopped process that a tracer lets go (coxswain stacks does) runs until it has stopped again;
+ * its parent, which this process has to be, is told all the while that it is stopped. */
+static bool child_is_stopped(pid_t pid)
+{
+    siginfo_t info = {0};
+    return waitid(P_PID, (id_t)pid, &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
+}
+
 bool cox_peer_stopped(pid_t pid)
 {
     char text[1024];
     const char *field;
     if (peer_read_stat(pid, text, sizeof text, &field) || strlen(field) < 3)
         return false;
-    if (field[2] == 'T' || field[2] == 't')
-        return true;
-    /* A stopped process that a tracer lets go (coxswain stacks does) runs until it has stopped
-     * again; its parent is told all the while that it is stopped. */
-    siginfo_t info = {0};
-    return waitid(P_PID, (id_t)pid, &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
+    return field[2] == 'T' || field[2] == 't' || child_is_stopped(pid);
 }
 
 bool cox_peer_freezes_in(const char *function)
@@ -164,50 +167,58 @@ bool cox_peer_freezes_in(const char *function)
            strcmp(function, "get_signal") == 0;
 }
 
-/* path: the directory of a thread in /proc. Returns whether something holds it. */
-static bool thread_read_hold(const char *path, char text[COX_PEER_HOLD_SIZE])
+#define STOPPED "stopped by a signal"
+
+/* path: the directory of a thread in /proc. Returns '?' if it has ended. */
+static char thread_state(const char *path)
 {
-    char stat_text[1024], function[64] = "";
-    if (peer_read_path(path, "stat", stat_text, sizeof stat_text))
-        return false;
-    const char *field = strrchr(stat_text, ')');
-    const char state = field && strlen(field) > 2 ? field[2] : '?';
-    if (state == 'T' || state == 't') {
-        snprintf(text, COX_PEER_HOLD_SIZE, "stopped by a signal");
-        return true;
-    }
-    if ((state != 'D' && state != 'S') || peer_read_path(path, "wchan", function, sizeof function))
+    char text[1024];
+    const char *field = peer_read_path(path, "stat", text, sizeof text) ? NULL : strrchr(text, ')');
+    return field && strlen(field) > 2 ? field[2] : '?';
+}
+
+/* What holds a thread in state D or S; text becomes empty: nothing does. */
+static void thread_read_hold(const char *path, char state, char text[COX_PEER_HOLD_SIZE])
+{
+    char function[64] = "";
+    text[0] = '\0';
+    if (peer_read_path(path, "wchan", function, sizeof function))
         function[0] = '\0';
-    if (cox_peer_freezes_in(function)) {
-        snprintf(text, COX_PEER_HOLD_SIZE, "frozen by its control group");
-        return true;
-    }
-    if (state != 'D')
-        return false;
     const bool known = function[0] && strcmp(function, "0") != 0;
-    snprintf(text, COX_PEER_HOLD_SIZE, "in the kernel (state D%s%s)", known ? ", " : "",
-             known ? function : "");
-    return true;
+    if (cox_peer_freezes_in(function))
+        snprintf(text, COX_PEER_HOLD_SIZE, "frozen by its control group");
+    else if (state == 'D')
+        snprintf(text, COX_PEER_HOLD_SIZE, "in the kernel (state D%s%s)", known ? ", " : "",
+                 known ? function : "");
 }
 
 void cox_peer_read_hold(pid_t pid, char text[COX_PEER_HOLD_SIZE])
 {
     char path[320];
     text[0] = '\0';
-    /* A signal stops all threads, of which another one may be in the kernel until then. */
-    if (cox_peer_stopped(pid)) {
-        snprintf(text, COX_PEER_HOLD_SIZE, "stopped by a signal");
-        return;
-    }
     snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
-    DIR *list = opendir(path);
-    bool held = false;
-    for (const struct dirent *entry; !held && list && (entry = readdir(list));) {
+    const bool stopped = child_is_stopped(pid);
+    DIR *list = stopped ? NULL : opendir(path);
+    bool asleep = false;
+    for (const struct dirent *entry; list && (entry = readdir(list));) {
+        if (!isdigit((unsigned char)entry->d_name[0]))
+            continue;
         snprintf(path, sizeof path, "/proc/%d/task/%s", (int)pid, entry->d_name);
-        held = isdigit((unsigned char)entry->d_name[0]) && thread_read_hold(path, text);
+        const char state = thread_state(path);
+        /* A signal stops all threads, of which another one may be in the kernel until then. */
+        if (state == 'T' || state == 't') {
+            snprintf(text, COX_PEER_HOLD_SIZE, STOPPED);
+            break;
+        }
+        /* A control group freezes all threads: one that sleeps tells of the others. */
+        if (!text[0] && (state == 'D' || (state == 'S' && !asleep)))
+            thread_read_hold(path, state, text);
+        asleep = asleep || state == 'S';
     }
     if (list)
         closedir(list);
+    if (stopped)
+        snprintf(text, COX_PEER_HOLD_SIZE, STOPPED);
 }
 
 /* Killed, and has not run since: the kernel keeps the signal pending for the whole process until
