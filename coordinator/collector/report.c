@@ -3,12 +3,12 @@
 #include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "channel/shm/state.h"
+#include "coordinator/stacks/sentence.h"
 #include "coordinator/transport/transport.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -21,20 +21,6 @@
 /* Values of one digest that are told apart. */
 #define SIDE_COUNT_MAX 4
 
-/* Appends to a text that never overflows. */
-static void append(char *buffer, size_t buffer_size, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-static void append(char *buffer, size_t buffer_size, const char *format, ...)
-{
-    size_t used = strlen(buffer);
-    va_list args;
-    va_start(args, format);
-    int length = vsnprintf(buffer + used, buffer_size - used, format, args);
-    va_end(args);
-    if (length >= (int)(buffer_size - used))
-        cox_text_trim(buffer);
-}
-
 void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
                       size_t buffer_size)
 {
@@ -46,7 +32,7 @@ void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *bu
                  "rank %" PRIu32 " (pid %jd) left the group, its process lives", rank,
                  (intmax_t)cox_supervisor_pid(supervisor, rank));
     if (cox_supervisor_last_lines(supervisor, rank, lines, sizeof lines))
-        append(buffer, buffer_size, "; its last lines: %s", lines);
+        cox_sentence_append(buffer, buffer_size, "; its last lines: %s", lines);
 }
 
 static void rank_read_hold(const struct cox_collector *collector, uint32_t rank, pid_t pid,
@@ -80,8 +66,9 @@ static void report_delays(const struct cox_collector *collector, struct cox_gath
         if (gathering->results[rank].outcome != COX_OUTCOME_LATE || gathering->ranks[rank].delays)
             continue;
         char *text = gathering->ranks[rank].text;
-        append(text, COX_RANK_TEXT_SIZE, ", and may wait for rank%s ", count > 1 ? "s" : "");
-        cox_report_append_ranks(text, COX_RANK_TEXT_SIZE, &delaying);
+        cox_sentence_append(text, COX_RANK_TEXT_SIZE, ", and may wait for rank%s ",
+                            count > 1 ? "s" : "");
+        cox_sentence_append_set(text, COX_RANK_TEXT_SIZE, &delaying);
     }
 }
 
@@ -119,23 +106,6 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
     }
     if (status != COX_PEER_DEAD)
         report_delays(collector, gathering);
-}
-
-void cox_report_append_ranks(char *buffer, size_t buffer_size, const struct cox_rank_set *ranks)
-{
-    const char *separator = "";
-    for (uint32_t first = 0; first < COX_RANK_COUNT_MAX; first++) {
-        if (!cox_rank_set_has(ranks, first))
-            continue;
-        uint32_t last = first;
-        while (last + 1 < COX_RANK_COUNT_MAX && cox_rank_set_has(ranks, last + 1))
-            last++;
-        append(buffer, buffer_size, "%s%" PRIu32, separator, first);
-        if (last > first)
-            append(buffer, buffer_size, "-%" PRIu32, last);
-        separator = ",";
-        first = last;
-    }
 }
 
 /* ---- ranks that disagree ---- */
@@ -228,19 +198,19 @@ static void sides_report(struct cox_gathering *gathering, const char *name,
     char *buffer = gathering->text;
     const size_t buffer_size = sizeof gathering->text;
     bool even = false;
-    append(buffer, buffer_size, "%s %s:", first ? "" : ";", name);
+    cox_sentence_append(buffer, buffer_size, "%s %s:", first ? "" : ";", name);
     for (uint32_t i = 0; i < side_count; i++) {
-        append(buffer, buffer_size, "%s %s ", i ? "," : "",
-               sides[i].rank_count == 1 ? "rank" : "ranks");
-        cox_report_append_ranks(buffer, buffer_size, &sides[i].ranks);
-        append(buffer, buffer_size, " %s %016" PRIx64, sides[i].rank_count == 1 ? "has" : "have",
-               sides[i].digest);
+        cox_sentence_append(buffer, buffer_size, "%s %s ", i ? "," : "",
+                            sides[i].rank_count == 1 ? "rank" : "ranks");
+        cox_sentence_append_set(buffer, buffer_size, &sides[i].ranks);
+        cox_sentence_append(buffer, buffer_size, " %s %016" PRIx64,
+                            sides[i].rank_count == 1 ? "has" : "have", sides[i].digest);
         even |= i && sides[i].rank_count == sides[0].rank_count;
     }
     if (memcmp(others, &(struct cox_rank_set){{0}}, sizeof *others) != 0) {
-        append(buffer, buffer_size, ", ranks ");
-        cox_report_append_ranks(buffer, buffer_size, others);
-        append(buffer, buffer_size, " have others");
+        cox_sentence_append(buffer, buffer_size, ", ranks ");
+        cox_sentence_append_set(buffer, buffer_size, others);
+        cox_sentence_append(buffer, buffer_size, " have others");
     }
     for (size_t w = 0; w < COX_RANK_COUNT_MAX / 64; w++) {
         odd->words[w] |= others->words[w];
@@ -270,7 +240,7 @@ static int divergence_report(struct cox_collector *collector, const struct cox_e
             snprintf(gathering->text, sizeof gathering->text, "%s sequence %" PRIu64 " (%s): %s",
                      cox_channel_name(collector->channel->id), entry->sequence,
                      entry->operation->name, cox_status_text(COX_DIVERGED));
-            append(gathering->text, sizeof gathering->text, "; they differ in");
+            cox_sentence_append(gathering->text, sizeof gathering->text, "; they differ in");
         }
         sides_report(gathering, names[index], sides, side_count, &others, !diverged, ret_odd);
         diverged = true;
@@ -282,9 +252,9 @@ static int divergence_report(struct cox_collector *collector, const struct cox_e
         collector->diverged_begin = begin;
         collector->diverged_sequence = entry->sequence;
     }
-    append(gathering->text, sizeof gathering->text,
-           "; first in step %" PRIu64 ", of the chain that began with step %" PRIu64,
-           collector->diverged_sequence, begin);
+    cox_sentence_append(gathering->text, sizeof gathering->text,
+                        "; first in step %" PRIu64 ", of the chain that began with step %" PRIu64,
+                        collector->diverged_sequence, begin);
     return COX_DIVERGED;
 }
 
@@ -331,16 +301,17 @@ static void report_outcome(struct cox_gathering *gathering, enum cox_outcome out
             continue;
         }
         if (outcome == COX_OUTCOME_ERROR)
-            append(buffer, buffer_size, "; rank %" PRIu32 " failed: %.*s", rank, share,
-                   gathering->results[rank].text);
+            cox_sentence_append(buffer, buffer_size, "; rank %" PRIu32 " failed: %.*s", rank, share,
+                                gathering->results[rank].text);
         else
-            append(buffer, buffer_size, "; %.*s", share, gathering->results[rank].text);
+            cox_sentence_append(buffer, buffer_size, "; %.*s", share,
+                                gathering->results[rank].text);
         reported++;
     }
     if (outcome != COX_OUTCOME_LATE && count > reported) {
-        append(buffer, buffer_size, "; %s too: ranks ",
-               outcome == COX_OUTCOME_DEAD ? "dead" : "failed");
-        cox_report_append_ranks(buffer, buffer_size, &others);
+        cox_sentence_append(buffer, buffer_size, "; %s too: ranks ",
+                            outcome == COX_OUTCOME_DEAD ? "dead" : "failed");
+        cox_sentence_append_set(buffer, buffer_size, &others);
     }
 }
 
@@ -360,10 +331,11 @@ static void report_late_ranks(struct cox_gathering *gathering, bool taken, bool 
     }
     if (silent_ns == 0)
         return;
-    append(gathering->text, sizeof gathering->text, "; ranks ");
-    cox_report_append_ranks(gathering->text, sizeof gathering->text, &ranks);
-    append(gathering->text, sizeof gathering->text, " %s, silent for up to %.3f s",
-           taken ? "took it and have not replied" : "never took it", (double)silent_ns / 1e9);
+    cox_sentence_append(gathering->text, sizeof gathering->text, "; ranks ");
+    cox_sentence_append_set(gathering->text, sizeof gathering->text, &ranks);
+    cox_sentence_append(gathering->text, sizeof gathering->text, " %s, silent for up to %.3f s",
+                        taken ? "took it and have not replied" : "never took it",
+                        (double)silent_ns / 1e9);
 }
 
 void cox_report_failure(const struct cox_collector *collector, const struct cox_entry *entry,
@@ -375,8 +347,8 @@ void cox_report_failure(const struct cox_collector *collector, const struct cox_
              cox_channel_name(collector->channel->id), entry->sequence, entry->operation->name,
              cox_status_text(status));
     if (status == COX_TIMEOUT)
-        append(buffer, buffer_size, " after %.3f s",
-               (double)(cox_now_ns() - entry->submitted_ns) / 1e9);
+        cox_sentence_append(buffer, buffer_size, " after %.3f s",
+                            (double)(cox_now_ns() - entry->submitted_ns) / 1e9);
     uint32_t replied = 0, asked = 0, late = 0, first = 0;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
         asked += gathering->results[rank].outcome != COX_OUTCOME_NOT_ASKED;
@@ -385,7 +357,8 @@ void cox_report_failure(const struct cox_collector *collector, const struct cox_
         first +=
             gathering->results[rank].outcome == COX_OUTCOME_LATE && !is_second(gathering, rank);
     }
-    append(buffer, buffer_size, "; %" PRIu32 " of %" PRIu32 " ranks replied", replied, asked);
+    cox_sentence_append(buffer, buffer_size, "; %" PRIu32 " of %" PRIu32 " ranks replied", replied,
+                        asked);
     /* the caller's buffer may cut the rest off */
     report_outcome(gathering, COX_OUTCOME_DEAD, false);
     report_outcome(gathering, COX_OUTCOME_ERROR, false);

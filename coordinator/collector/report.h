@@ -2,7 +2,7 @@
  * report: describes a finished request: which ranks replied, are silent since when, are dead, or
  * disagree.
  *
- * Threads: the gathering thread of the collector; append_ranks: any.
+ * Threads: the gathering thread of the collector.
  * Blocks: nothing.
  * If the process dies: nothing is left.
  */
@@ -11,8 +11,6 @@
 
 #include "collect.h"
 
-/* Appends "0-3,7" to a text, as far as there is room. */
-void cox_report_append_ranks(char *buffer, size_t buffer_size, const struct cox_rank_set *ranks);
 /* How a dead rank ended, and the last lines it wrote. */
 void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
                       size_t buffer_size);

@@ -4,9 +4,9 @@
 #include "channel/base/options.h"
 #include "channel/base/thread.h"
 #include "channel/shm/geometry.h"
-#include "coordinator/collector/report.h"
 #include "coordinator/executor/core.h"
 #include "coordinator/recovery/recovery.h"
+#include "coordinator/stacks/sentence.h"
 #include "control_server.h"
 #include "group_links.h"
 #include "server_internal.h"
@@ -123,7 +123,7 @@ static void attaching_tell(struct cox_server *server, const struct cox_rank_set 
 {
     const uint32_t rank_count = server->executor_options.rank_count;
     char ranks[COX_REFUSAL_SIZE / 2] = "", of[32] = "";
-    cox_report_append_ranks(ranks, sizeof ranks, missing);
+    cox_sentence_append_set(ranks, sizeof ranks, missing);
     if (rank_count) /* 0: as many as the nodes have */
         snprintf(of, sizeof of, " (of %" PRIu32 ")", rank_count);
     if (server->group[0])

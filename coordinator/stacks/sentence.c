@@ -18,9 +18,9 @@ void cox_sentence_append(char *text, size_t size, const char *format, ...)
         cox_text_trim(text);
 }
 
-void cox_sentence_append_ranks(char *text, size_t size, const struct cox_rank_set *ranks)
+void cox_sentence_append_set(char *text, size_t size, const struct cox_rank_set *ranks)
 {
-    const char *separator = cox_sentence_rank_count(ranks) == 1 ? "rank " : "ranks ";
+    const char *separator = "";
     for (uint32_t first = 0; first < COX_RANK_COUNT_MAX; first++) {
         if (!cox_rank_set_has(ranks, first))
             continue;
@@ -33,4 +33,10 @@ void cox_sentence_append_ranks(char *text, size_t size, const struct cox_rank_se
         separator = ",";
         first = last;
     }
+}
+
+void cox_sentence_append_ranks(char *text, size_t size, const struct cox_rank_set *ranks)
+{
+    cox_sentence_append(text, size, cox_sentence_rank_count(ranks) == 1 ? "rank " : "ranks ");
+    cox_sentence_append_set(text, size, ranks);
 }

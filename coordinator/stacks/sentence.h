@@ -14,6 +14,8 @@
 /* To a text of size bytes, with its zero; what does not fit is cut. */
 void cox_sentence_append(char *text, size_t size, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* "1", "0,2-3". */
+void cox_sentence_append_set(char *text, size_t size, const struct cox_rank_set *ranks);
 /* "rank 1", "ranks 0,2-3". */
 void cox_sentence_append_ranks(char *text, size_t size, const struct cox_rank_set *ranks);
 

@@ -6,8 +6,6 @@ import contextlib
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 
 import pytest
 from test_weights import (
@@ -16,6 +14,7 @@ from test_weights import (
     GET,
     INVALID,
     PUT,
+    Script,
     ask,
     command,
     holder_connect,
@@ -54,32 +53,11 @@ assert values("none").shape == (3, 0, 2) == weights["none"].shape
 WAITS = "print('ready', flush=True); sys.stdin.readline()\n"
 
 
-class Process:
-    """A process that uses the key; `with` ends it."""
+class Process(Script):
+    """A process that uses the key."""
 
     def __init__(self, then=WAITS):
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", BEGIN + then, STAND_IN],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def line(self):
-        return self.process.stdout.readline().strip()
-
-    def end(self):
-        """Returns its exit status."""
-        self.process.stdin.close()
-        self.process.stdout.close()
-        return self.process.wait(timeout=60)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.end()
+        super().__init__(BEGIN + then, STAND_IN)
 
 
 @pytest.fixture

@@ -44,12 +44,12 @@ assert weights["b"].shape == (3, 0, 2)
 WAITS = "print('ready', flush=True); sys.stdin.readline()\n"
 
 
-class Process:
-    """A process that uses a key; `with` ends it."""
+class Script:
+    """A process that runs Python; `with` ends it."""
 
-    def __init__(self, key, then=WAITS, keep=60, loading="pass"):
+    def __init__(self, text, *arguments):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", BEGIN.replace("LOADING", loading) + then, key, str(keep)],
+            [sys.executable, "-c", text, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -70,6 +70,13 @@ class Process:
     def __exit__(self, *_):
         self.process.kill()
         self.end()
+
+
+class Process(Script):
+    """A process that uses a key."""
+
+    def __init__(self, key, then=WAITS, keep=60, loading="pass"):
+        super().__init__(BEGIN.replace("LOADING", loading) + then, key, str(keep))
 
 
 @pytest.fixture(autouse=True)

@@ -54,7 +54,7 @@ FOLDERS = {
     "coordinator/executor": "channel/base channel/attach channel/attach/sealed channel/recorder channel/shm channel/socket proto coordinator/transport "
                             "coordinator/process coordinator/collector coordinator/recording coordinator/stacks",
     "coordinator/recovery": "channel/base coordinator/collector coordinator/executor",
-    "coordinator/server": "channel/base channel/recorder channel/shm channel/socket proto coordinator/collector coordinator/executor "
+    "coordinator/server": "channel/base channel/recorder channel/shm channel/socket proto coordinator/collector coordinator/executor coordinator/stacks "
                           "coordinator/recovery",
     "nodes/link": "channel/base channel/text channel/recorder channel/shm coordinator/transport",
     "nodes/direct": "channel/base channel/socket",
