@@ -304,7 +304,8 @@ def a_start_without_enough_fds_says_so_however_few_there_are():
 
 @test
 def a_sealed_start_that_has_fds_by_the_socket_alone_says_how_many_it_needs():
-    """The control socket keeps two fds of each rank's memory for the others, and a share of what the coordinator may open is for them."""
+    """The control socket keeps two fds of each rank's memory for the others, and a share of what the coordinator may open is for
+    them. What has no place there is opened by /proc, so that fewer files are enough here."""
     ranks, denied = 8, without("pidfd_getfd=EPERM")
     told = findings("-n", str(ranks))["open files"][1]
     count = int(re.search(r"sealed (\d+)", told).group(1))
@@ -325,7 +326,7 @@ def a_sealed_start_that_has_fds_by_the_socket_alone_says_how_many_it_needs():
             failed += 1
             check("may have %d files open, a coordinator of %d ranks needs %d: ulimit -n %d" % (have, ranks, count, count)
                   in result.err, "with %d not told what is wanting" % have, result)
-    check(failed > 5, "only %d starts failed" % failed)
+    check(failed > 3, "only %d starts failed" % failed)
 
 
 @test
