@@ -502,7 +502,9 @@ class Mpi:
             for fd in range(3):
                 os.dup2(null, fd)
             os.read(reader, 1)
-            shutil.rmtree(folder, ignore_errors=True)
+            for _ in range(20):  # its launcher ends a little later, and makes files until then
+                shutil.rmtree(folder, ignore_errors=True)
+                time.sleep(0.1)
             os._exit(0)
         os.close(reader)
         return folder
