@@ -165,6 +165,17 @@ def test_a_checkpoint_that_changed_on_disk_is_loaded_anew(tmp_path):
     assert found["log"].count("Weights mapped") == 0
 
 
+def printed_by(script):
+    done = subprocess.run(
+        [os.sys.executable, "-c", script],
+        env=environment(1),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
 def test_a_spare_on_a_gpu_counts_on_the_memory_of_the_rank_whose_place_it_takes():
     script = """
 import types
@@ -184,15 +195,9 @@ except ValueError as error:
 vllm_worker._pass_over_free_memory()
 print("budget", request() >> 30, "free", snapshot.free_memory >> 30)
 """
-    done = subprocess.run(
-        [os.sys.executable, "-c", script],
-        env=environment(1),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "vLLM: Free memory on device cuda:0" in done.stdout
-    assert "budget 72 free 8" in done.stdout
+    printed = printed_by(script)
+    assert "vLLM: Free memory on device cuda:0" in printed
+    assert "budget 72 free 8" in printed
 
 
 def test_what_cannot_be_shared_is_refused():
@@ -215,14 +220,8 @@ def config(device, **others):
 print(vllm_weights.obstacles(config("cpu")), vllm_weights.obstacles(config("cuda")))
 print(vllm_weights.obstacles(config("xpu", sleep=True, eplb=True, offload=4)))
 """
-    done = subprocess.run(
-        [os.sys.executable, "-c", script],
-        env=environment(1),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    none, all_of_them = done.stdout.splitlines()[-2:]
+    printed = printed_by(script)
+    none, all_of_them = printed.splitlines()[-2:]
     assert none == "[] []"
     for text in "the device xpu", "sleep mode", "load balancing of experts", "offloaded":
         assert text in all_of_them
