@@ -1,5 +1,6 @@
 #include "gathering.h"
 
+#include "channel/base/copy.h"
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
 #include "channel/memory/host_memory.h"
@@ -268,7 +269,7 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_li
     const uint8_t *bytes;
     r = cox_large_payload_view_map(view, &own->ref, &peer, &bytes, &why);
     if (r == 0) {
-        memcpy(own->block, bytes, size);
+        cox_copy(own->block, bytes, size);
         cox_large_payload_view_release(view);
     }
     /* The rank's own memory cannot be anywhere else. */

@@ -45,7 +45,7 @@ COX_HOT static int payload_pack(const struct cox_payload *payload, uint8_t *fram
     if (payload->parts)
         cox_parts_join(frame, payload->parts, payload->size);
     else
-        memcpy(frame, payload->bytes, payload->size);
+        cox_copy(frame, payload->bytes, payload->size);
     return 0;
 }
 

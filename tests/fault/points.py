@@ -47,7 +47,7 @@ EFFECTS = [
     # fds by value
     r"\bexporter_dup\(", r"\bcox_fd_store_(?:put|remove)\(", r"\bSYS_pidfd_getfd\b",
     # frames and slots
-    r"\bmem(?:cpy|set|move)\((?:request_base|reply_base|frame|slot|base)\b", r"\bcox_parts_join\((?:frame|slot)\b",
+    r"\bmem(?:cpy|set|move)\((?:request_base|reply_base|frame|slot|base)\b", r"\bcox_(?:parts_join|copy)\((?:frame|slot)\b",
     r"\bcox_wire_(?:request|response)_pack\([^;]*\b(?:frame|slot|base)\b", r"\bcallbacks->opaque\(",
 ]
 
@@ -133,7 +133,7 @@ EXEMPT = {
     ("coordinator/collector/fault_reports.c", "cox_fault_reports_take", "memset(base"): CALLERS,
     ("channel/shm/reply.c", "cox_reply_erase", "memset("): "for the coordinator alone, before the request that gate.opened follows",
     ("coordinator/collector/error_channel.c", "error_channel_main", "atomic ended"): "for stop to sleep on, private memory",
-    ("coordinator/executor/submit.c", "payload_pack", "memcpy(frame"): CALLERS,
+    ("coordinator/executor/submit.c", "payload_pack", "cox_copy(frame"): CALLERS,
     ("coordinator/executor/submit.c", "payload_pack", "cox_parts_join(frame"): CALLERS,
     ("worker/loop/take_reply.c", "cox_worker_reply_parts", "cox_parts_join(slot"): "cox_channel_thread_send behind it commits, and is in another file",
     ("coordinator/executor/submit.c", "payload_pack", "cox_wire_request_pack("): CALLERS,
