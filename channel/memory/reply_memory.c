@@ -2,6 +2,7 @@
 
 #include <malloc.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -13,27 +14,61 @@
  * mapping, and leaves up to a huge page behind the block, which must not look like a part of it. */
 #define SPARE_SIZE ((size_t)64)
 
+struct kept {
+    /* the last freed one last: its pages are most likely in a cache */
+    uint32_t count;
+    uint8_t *blocks[COX_REPLY_MEMORY_COUNT];
+};
+
 static struct {
     pthread_mutex_t lock;
     uint32_t user_count;
-    /* the last freed one last: its pages are most likely in a cache */
-    uint32_t kept_count;
-    uint8_t *kept[COX_REPLY_MEMORY_COUNT];
+    /* apart, so that many small ones do not push out large ones, whose pages cost most */
+    struct kept small, large;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* In units of huge pages; what malloc gives beyond it is not used. */
-static size_t block_size(uint8_t *bytes)
+/* The size of blocks for this size: whole huge pages, or a power of two. */
+static size_t block_size_for(size_t size)
 {
-    return (malloc_usable_size(bytes) - SPARE_SIZE) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
+    size_t block = COX_REPLY_MEMORY_SIZE_MIN;
+    while (block < size && block < HUGE_PAGE_SIZE)
+        block *= 2;
+    return block >= size ? block : (size + HUGE_PAGE_SIZE - 1) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
 }
 
-static uint8_t *pool_remove(uint32_t index)
+/* 0: malloc's own, too small or not aligned. What malloc gives beyond the size is not used. */
+static size_t block_size(uint8_t *bytes)
 {
-    uint8_t *bytes = pool.kept[index];
-    pool.kept_count--;
-    memmove(&pool.kept[index], &pool.kept[index + 1],
-            (pool.kept_count - index) * sizeof pool.kept[0]);
+    const size_t usable = bytes ? malloc_usable_size(bytes) : 0;
+    size_t size = COX_REPLY_MEMORY_SIZE_MIN;
+    if (usable < COX_REPLY_MEMORY_SIZE_MIN + SPARE_SIZE ||
+        (uintptr_t)bytes % COX_REPLY_MEMORY_ALIGNMENT)
+        return 0;
+    if (usable >= HUGE_PAGE_SIZE + SPARE_SIZE)
+        return (usable - SPARE_SIZE) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
+    while (2 * size <= usable - SPARE_SIZE)
+        size *= 2;
+    return size;
+}
+
+static struct kept *kept_of(size_t size)
+{
+    return size < HUGE_PAGE_SIZE ? &pool.small : &pool.large;
+}
+
+static uint8_t *kept_remove(struct kept *kept, uint32_t index)
+{
+    uint8_t *bytes = kept->blocks[index];
+    kept->count--;
+    memmove(&kept->blocks[index], &kept->blocks[index + 1],
+            (kept->count - index) * sizeof kept->blocks[0]);
     return bytes;
+}
+
+static void kept_clear(struct kept *kept)
+{
+    while (kept->count > 0)
+        free(kept_remove(kept, 0));
 }
 
 void cox_reply_memory_begin(void)
@@ -46,9 +81,10 @@ void cox_reply_memory_begin(void)
 void cox_reply_memory_end(void)
 {
     pthread_mutex_lock(&pool.lock);
-    pool.user_count--;
-    while (pool.user_count == 0 && pool.kept_count > 0)
-        free(pool_remove(0));
+    if (--pool.user_count == 0) {
+        kept_clear(&pool.small);
+        kept_clear(&pool.large);
+    }
     pthread_mutex_unlock(&pool.lock);
 }
 
@@ -59,38 +95,41 @@ static uint8_t *pool_take(size_t size)
     uint8_t *bytes = NULL;
     if (pthread_mutex_trylock(&pool.lock))
         return NULL;
-    for (uint32_t i = pool.kept_count; !bytes && i > 0; i--)
-        if (block_size(pool.kept[i - 1]) == size)
-            bytes = pool_remove(i - 1);
+    struct kept *kept = kept_of(size);
+    for (uint32_t i = kept->count; !bytes && i > 0; i--)
+        if (block_size(kept->blocks[i - 1]) == size)
+            bytes = kept_remove(kept, i - 1);
     pthread_mutex_unlock(&pool.lock);
     return bytes;
 }
 
 uint8_t *cox_reply_memory_alloc(size_t size)
 {
-    if (size < HUGE_PAGE_SIZE)
+    if (size < COX_REPLY_MEMORY_SIZE_MIN)
         return malloc(size ? size : 1);
-    const size_t rounded = (size + HUGE_PAGE_SIZE - 1) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
+    const size_t rounded = block_size_for(size);
+    const bool is_huge = size >= HUGE_PAGE_SIZE; /* below, one would be more than is asked for */
     uint8_t *bytes = pool_take(rounded);
     if (bytes)
         return bytes;
     void *memory = NULL;
-    if (posix_memalign(&memory, HUGE_PAGE_SIZE, rounded + SPARE_SIZE))
+    if (posix_memalign(&memory, is_huge ? HUGE_PAGE_SIZE : COX_REPLY_MEMORY_ALIGNMENT,
+                       rounded + SPARE_SIZE))
         return NULL;
-    (void)madvise(memory, rounded, MADV_HUGEPAGE);
+    if (is_huge)
+        (void)madvise(memory, rounded, MADV_HUGEPAGE);
     return memory;
 }
 
 void cox_reply_memory_free(uint8_t *bytes)
 {
-    const size_t size =
-        bytes && malloc_usable_size(bytes) >= HUGE_PAGE_SIZE ? block_size(bytes) : 0;
-    if (size >= HUGE_PAGE_SIZE && size <= COX_LARGE_PAYLOAD_KEEP_SIZE &&
-        pthread_mutex_trylock(&pool.lock) == 0) {
-        uint8_t *kept = bytes;
+    const size_t size = block_size(bytes);
+    if (size > 0 && size <= COX_LARGE_PAYLOAD_KEEP_SIZE && pthread_mutex_trylock(&pool.lock) == 0) {
+        struct kept *kept = kept_of(size);
         if (pool.user_count > 0) {
-            bytes = pool.kept_count == COX_REPLY_MEMORY_COUNT ? pool_remove(0) : NULL;
-            pool.kept[pool.kept_count++] = kept;
+            uint8_t *oldest = kept->count == COX_REPLY_MEMORY_COUNT ? kept_remove(kept, 0) : NULL;
+            kept->blocks[kept->count++] = bytes;
+            bytes = oldest;
         }
         pthread_mutex_unlock(&pool.lock);
     }

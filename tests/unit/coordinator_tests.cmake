@@ -26,6 +26,8 @@ foreach(name latency last_errors gathering rank divergence transport stacks_para
     cox_unit_test(NAME ${name} TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         LIBS coxswain_coordinator)
 endforeach()
+# Which blocks of replies are of huge pages.
+target_link_options(test_unit_gathering PRIVATE -Wl,--wrap=madvise)
 cox_unit_test(NAME log_line TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/log_line_test.c
     LIBS coxswain_commands)
 cox_unit_test(NAME top_table TIER quick

@@ -85,3 +85,69 @@ PLAIN_TEST(m3_the_memory_of_a_reply_is_used_again)
     cox_reply_memory_free(NULL);
     assert_true(bytes_in_use() < used + size); /* nothing is kept without a group */
 }
+
+/* Below a huge page, where malloc would map new pages for each. */
+PLAIN_TEST(m3_the_memory_of_a_smaller_reply_is_used_again)
+{
+    static const size_t sizes[] = {COX_REPLY_MEMORY_SIZE_MIN, COX_REPLY_MEMORY_SIZE_MIN + 1,
+                                   (size_t)1 << 20, ((size_t)1 << 20) + 300};
+    cox_reply_memory_begin();
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        uint8_t *first = cox_reply_memory_alloc(sizes[i]);
+        uint8_t *other = cox_reply_memory_alloc(4 * sizes[i]);
+        memset(first, 1, sizes[i]);
+        memset(other, 2, 4 * sizes[i]);
+        cox_reply_memory_free(first);
+        cox_reply_memory_free(other);
+        assert_ptr_equal(cox_reply_memory_alloc(4 * sizes[i] - 1), other);
+        assert_ptr_equal(cox_reply_memory_alloc(sizes[i]), first);
+        assert_int_equal(first[sizes[i] - 1], 1);
+        cox_reply_memory_free(other);
+        cox_reply_memory_free(first);
+    }
+    cox_reply_memory_end();
+}
+
+/* Nor is one of malloc's own among them, which malloc aligned to 16. */
+PLAIN_TEST(m3_many_smaller_replies_do_not_push_out_a_large_one)
+{
+    const size_t large_size = (size_t)4 << 20, small_size = (size_t)200 << 10;
+    uint8_t *small[2 * COX_REPLY_MEMORY_COUNT];
+    cox_reply_memory_begin();
+    uint8_t *large = cox_reply_memory_alloc(large_size);
+    cox_reply_memory_free(large);
+    for (int i = 0; i < 2 * COX_REPLY_MEMORY_COUNT; i++) {
+        small[i] = cox_reply_memory_alloc(i % 2 ? small_size : COX_REPLY_MEMORY_SIZE_MIN - 1);
+        memset(small[i], 1, COX_REPLY_MEMORY_SIZE_MIN - 1);
+    }
+    for (int i = 0; i < 2 * COX_REPLY_MEMORY_COUNT; i++)
+        cox_reply_memory_free(small[i]);
+    for (int i = 0; i < 2 * COX_REPLY_MEMORY_COUNT; i++) {
+        small[i] = cox_reply_memory_alloc(i % 2 ? small_size : COX_REPLY_MEMORY_SIZE_MIN);
+        assert_int_equal((uintptr_t)small[i] % COX_REPLY_MEMORY_ALIGNMENT, 0);
+    }
+    assert_ptr_equal(cox_reply_memory_alloc(large_size), large);
+    for (int i = 0; i < 2 * COX_REPLY_MEMORY_COUNT; i++)
+        cox_reply_memory_free(small[i]);
+    cox_reply_memory_free(large);
+    cox_reply_memory_end();
+}
+
+static int huge_count;
+int __real_madvise(void *at, size_t size, int advice);
+int __wrap_madvise(void *at, size_t size, int advice);
+int __wrap_madvise(void *at, size_t size, int advice)
+{
+    huge_count += advice == MADV_HUGEPAGE;
+    return __real_madvise(at, size, advice);
+}
+
+/* Which would have 2 MiB of memory for it. */
+PLAIN_TEST(m3_a_reply_below_a_huge_page_takes_none)
+{
+    huge_count = 0;
+    cox_reply_memory_free(cox_reply_memory_alloc(((size_t)1 << 20) + 300));
+    assert_int_equal(huge_count, 0);
+    cox_reply_memory_free(cox_reply_memory_alloc((size_t)2 << 20));
+    assert_int_equal(huge_count, 1);
+}
