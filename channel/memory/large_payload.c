@@ -101,23 +101,23 @@ static int memory_make(uint64_t size, struct cox_region *region, int *ret_reader
     return cox_region_open_reader(fd, "cox_large_payload", ret_reader, err);
 }
 
-static int memory_fill(const void *bytes, uint64_t size, struct cox_region *region, int *ret_reader,
-                       struct cox_error *err)
+static int memory_fill(const struct iovec *parts, uint64_t size, struct cox_region *region,
+                       int *ret_reader, struct cox_error *err)
 {
     struct cox_error why = {0};
-    int r = cox_region_create_unnamed_filled("cox_large_payload", bytes, size, ret_reader, &why);
+    int r = cox_region_create_unnamed_filled("cox_large_payload", parts, size, ret_reader, &why);
     if (r == 0)
         r = cox_region_map(region, *ret_reader, size, COX_REGION_READ, "cox_large_payload", &why);
     return r ? cox_fail(err, r == -ENOMEM ? COX_NO_SPACE : r, "%s", why.text) : 0;
 }
 
-/* bytes: NULL: they are written later. */
-static int block_make(struct cox_large_payload_sender *sender, const void *bytes, uint64_t size,
-                      struct cox_large_payload *block, struct cox_error *err)
+/* parts: NULL: they are written later. */
+static int block_make(struct cox_large_payload_sender *sender, const struct iovec *parts,
+                      uint64_t size, struct cox_large_payload *block, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int reader = -1;
     struct cox_large_payload made = {0};
-    int r = bytes ? memory_fill(bytes, size, &made.region, &reader, err)
+    int r = parts ? memory_fill(parts, size, &made.region, &reader, err)
                   : memory_make(size, &made.region, &reader, err);
     if (r == 0)
         r = sender_export(sender, reader, &made, err);
@@ -134,7 +134,7 @@ static int block_make(struct cox_large_payload_sender *sender, const void *bytes
 }
 
 static int block_renew(struct cox_large_payload_sender *sender, const char *socket_path,
-                       const void *bytes, uint64_t size, struct cox_large_payload *block,
+                       const struct iovec *parts, uint64_t size, struct cox_large_payload *block,
                        struct cox_error *err)
 {
     cox_large_payload_drop(sender, block); /* before the new one: they never exist at once */
@@ -142,7 +142,7 @@ static int block_renew(struct cox_large_payload_sender *sender, const char *sock
         return cox_fail(err, COX_NO_SPACE, "a payload of %" PRIu64 " bytes: at most %" PRIu64, size,
                         COX_LARGE_PAYLOAD_SIZE_MAX);
     int r = sender_open(sender, socket_path, err);
-    return r ? r : block_make(sender, bytes, bytes ? size : block_size_for(size), block, err);
+    return r ? r : block_make(sender, parts, parts ? size : block_size_for(size), block, err);
 }
 
 int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const char *socket_path,
@@ -155,10 +155,10 @@ int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const cha
 }
 
 int cox_large_payload_fill(struct cox_large_payload_sender *sender, const char *socket_path,
-                           const void *bytes, uint64_t size, struct cox_large_payload *block,
-                           struct cox_error *err)
+                           const struct iovec *parts, uint64_t size,
+                           struct cox_large_payload *block, struct cox_error *err)
 {
-    int r = block_renew(sender, socket_path, bytes, size, block, err);
+    int r = block_renew(sender, socket_path, parts, size, block, err);
     if (r == 0)
         block->is_filled = true;
     return r;

@@ -87,12 +87,13 @@ int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const cha
 /* Exchanges the memory of two payloads that are not in use, so that the one that was used last, and
  * is in a cache, is used again. */
 void cox_large_payload_swap(struct cox_large_payload *one, struct cox_large_payload *other);
-/* As reserve, with these bytes in it, for one message: nobody can write to it afterwards. Larger
+/* As reserve, with these parts of `size` bytes in it, one after the other, for one message: nobody
+ * can write to it afterwards. Larger
  * than COX_LARGE_PAYLOAD_KEEP_SIZE this is cheaper than reserve and a copy, which fault and clear
  * pages. */
 int cox_large_payload_fill(struct cox_large_payload_sender *sender, const char *socket_path,
-                           const void *bytes, uint64_t size, struct cox_large_payload *block,
-                           struct cox_error *err);
+                           const struct iovec *parts, uint64_t size,
+                           struct cox_large_payload *block, struct cox_error *err);
 /* A reference to its first size bytes. */
 struct cox_large_payload_ref cox_large_payload_refer(const struct cox_large_payload *block,
                                                      uint64_t size);

@@ -466,19 +466,27 @@ int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned 
     return 0;
 }
 
-int cox_region_create_unnamed_filled(const char *label, const void *bytes, uint64_t size,
+static int region_write(int fd, const void *bytes, uint64_t size, uint64_t offset)
+{
+    for (uint64_t done = 0; done < size;) {
+        const ssize_t count =
+            pwrite(fd, (const uint8_t *)bytes + done, size - done, (off_t)(offset + done));
+        if (count < 0 && errno != EINTR)
+            return -errno;
+        done += count > 0 ? (uint64_t)count : 0;
+    }
+    return 0;
+}
+
+int cox_region_create_unnamed_filled(const char *label, const struct iovec *parts, uint64_t size,
                                      int *ret_fd, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int fd = -1;
     int r = cox_region_create_unnamed_sparse(label, size, 0, &fd, err);
     if (r)
         return r;
-    for (uint64_t done = 0; r == 0 && done < size;) {
-        const ssize_t count = pwrite(fd, (const uint8_t *)bytes + done, size - done, (off_t)done);
-        done += count > 0 ? (uint64_t)count : 0;
-        if (count < 0 && errno != EINTR)
-            r = -errno;
-    }
+    for (uint64_t done = 0; r == 0 && done < size; done += parts++->iov_len)
+        r = region_write(fd, parts->iov_base, parts->iov_len, done);
     if (r == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL))
         r = -errno;
     if (r)

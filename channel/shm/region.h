@@ -3,6 +3,7 @@
 #define COX_CHANNEL_REGION_H
 
 #include <coxswain/handle.h>
+#include <sys/uio.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -69,11 +70,12 @@ int cox_region_open_reader(int fd, const char *label, int *ret_fd, struct cox_er
 int cox_region_create_sparse(const char *name, uint64_t size, int *ret_fd, struct cox_error *err);
 int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned seals, int *ret_fd,
                                      struct cox_error *err);
-/* Creates a memfd with these bytes, which no process can change: written by calls, without the
- * faults and the cleared pages of a mapping. Not mapped; the caller owns *ret_fd, which is open for
- * reading only: before Linux 6.7 no other fd of it can be mapped.
+/* Creates a memfd of `size` bytes with these parts, one after the other, which no process can
+ * change: written by calls, without the faults and the cleared pages of a mapping. Not mapped; the
+ * caller owns *ret_fd, which is open for reading only: before Linux 6.7 no other fd of it can be
+ * mapped.
  * Returns as cox_region_create_unnamed. */
-int cox_region_create_unnamed_filled(const char *label, const void *bytes, uint64_t size,
+int cox_region_create_unnamed_filled(const char *label, const struct iovec *parts, uint64_t size,
                                      int *ret_fd, struct cox_error *err);
 /* Creates a memfd as cox_region_create_unnamed does, reserved but not mapped. More seals can be
  * added to it. */

@@ -326,10 +326,10 @@ void cox_collector_abort(struct cox_collector *collector);
  * Returns as cox_large_payload_reserve. */
 int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequence, uint64_t size,
                                 struct cox_large_payload **ret_block, struct cox_error *err);
-/* The same, with these bytes in it, which nobody writes to any more. */
-int cox_collector_fill_block(struct cox_collector *collector, uint64_t sequence, const void *bytes,
-                             uint64_t size, struct cox_large_payload **ret_block,
-                             struct cox_error *err);
+/* The same, with these parts of `size` bytes in it, which nobody writes to any more. */
+int cox_collector_fill_block(struct cox_collector *collector, uint64_t sequence,
+                             const struct iovec *parts, uint64_t size,
+                             struct cox_large_payload **ret_block, struct cox_error *err);
 /* Releases the memory of large requests that have ended, and whose frame every asked rank has
  * returned, or is dead. Takes the lock, if there is any. Idempotent. Called before every submit,
  * and by the gathering thread in every slice until all are released. */

@@ -42,13 +42,13 @@ int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequen
     return r;
 }
 
-int cox_collector_fill_block(struct cox_collector *collector, uint64_t sequence, const void *bytes,
-                             uint64_t size, struct cox_large_payload **ret_block,
-                             struct cox_error *err)
+int cox_collector_fill_block(struct cox_collector *collector, uint64_t sequence,
+                             const struct iovec *parts, uint64_t size,
+                             struct cox_large_payload **ret_block, struct cox_error *err)
 {
     struct cox_blocks_choice *blocks = collector->blocks;
     struct cox_request_buffer *behind = collector_request_buffer(collector, sequence);
-    int r = cox_large_payload_fill(&blocks->sender, blocks->reply_limits.socket_path, bytes, size,
+    int r = cox_large_payload_fill(&blocks->sender, blocks->reply_limits.socket_path, parts, size,
                                    &behind->block, err);
     if (r == 0)
         *ret_block = &behind->block;

@@ -55,8 +55,10 @@ static int block_write(struct cox_collector *collector, const struct cox_payload
                        size_t *ret_packed, struct cox_error *err)
 {
     *ret_packed = size;
-    if (payload->bytes && size > COX_LARGE_PAYLOAD_KEEP_SIZE)
-        return cox_collector_fill_block(collector, sequence, payload->bytes, size, ret_block, err);
+    const struct iovec whole = {(void *)(uintptr_t)payload->bytes, size};
+    const struct iovec *parts = payload->bytes ? &whole : payload->parts;
+    if (parts && size > COX_LARGE_PAYLOAD_KEEP_SIZE)
+        return cox_collector_fill_block(collector, sequence, parts, size, ret_block, err);
     int r = cox_collector_reserve_block(collector, sequence, size, ret_block, err);
     if (r)
         return r;

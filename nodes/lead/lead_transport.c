@@ -100,8 +100,9 @@ static void transport_publish(void *context, const struct cox_transport_request 
     /* What is too large for NATS is copied once, for all nodes and however often it is sent; without the
      * lock, since it takes time. If there is no memory for that, each link has a copy. */
     _cox_cleanup_(cox_close_fd) int fd = -1;
+    const struct iovec whole = {(void *)(uintptr_t)request->bytes, request->size};
     if (request->size > COX_DIRECT_SMALL_SIZE)
-        cox_region_create_unnamed_filled("cox_request", request->bytes, request->size, &fd, NULL);
+        cox_region_create_unnamed_filled("cox_request", &whole, request->size, &fd, NULL);
     const uint64_t now_ns = cox_now_ns();
     pthread_mutex_lock(&nodes->lock);
     memset(nodes->gathered, 0, nodes->node_count * sizeof *nodes->gathered);

@@ -50,9 +50,10 @@ static int reserve(void *object, struct cox_error *err)
 
 static int fill(void *object, struct cox_error *err)
 {
-    static const uint8_t bytes[BLOCK_SIZE];
+    static uint8_t bytes[BLOCK_SIZE];
+    const struct iovec parts[] = {{bytes, 1}, {bytes, 0}, {bytes, sizeof bytes - 1}};
     struct cox_large_payload block = {0};
-    int r = cox_large_payload_fill(&sender, NULL, bytes, sizeof bytes, &block, err);
+    int r = cox_large_payload_fill(&sender, NULL, parts, sizeof bytes, &block, err);
     if (r == 0)
         memcpy(object, &block, sizeof block);
     return r;

@@ -523,11 +523,11 @@ bool lead_publish(struct world *world, struct lead *lead, uint32_t c, uint32_t b
     lead->next[c]++;
     /* Some as if they were large, in memory of their own: sent again, given up, forgotten like
      * others. */
+    const struct iovec whole = {(void *)(uintptr_t)&sequence, sizeof sequence};
     int fd = -1;
     if (chance(world, 1, 32))
         assert_int_equal(
-            cox_region_create_unnamed_filled("link_world", &sequence, sizeof sequence, &fd, NULL),
-            0);
+            cox_region_create_unnamed_filled("link_world", &whole, sizeof sequence, &fd, NULL), 0);
     cox_lead_link_publish(&lead->link, &request, fd, world->now_ns);
     cox_close_fd(&fd);
     return true;

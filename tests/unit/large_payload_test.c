@@ -114,13 +114,15 @@ TEST(m3_a_large_payload_outlives_its_sender_for_its_readers)
 
 TEST(m3_what_is_filled_is_there_and_never_changes)
 {
-    static const uint8_t content[] = "filled";
+    static uint8_t content[] = "filled by parts";
+    /* An empty one among them. */
+    const struct iovec parts[] = {
+        {content, 6}, {content + 6, 0}, {content + 6, sizeof content - 6}};
     struct cox_large_payload block = {0};
     const uint8_t *bytes;
     char path[64];
     begin();
-    assert_int_equal(cox_large_payload_fill(&sender, NULL, content, sizeof content, &block, NULL),
-                     0);
+    assert_int_equal(cox_large_payload_fill(&sender, NULL, parts, sizeof content, &block, NULL), 0);
     assert_int_equal(atomic_load(&sender.block_bytes), sizeof content);
     const struct cox_handle first = block.handle;
     const struct cox_large_payload_ref ref = cox_large_payload_refer(&block, sizeof content);

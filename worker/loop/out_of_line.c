@@ -2,6 +2,7 @@
  * (channel/memory/large_payload.h). */
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
+#include "channel/shm/parts.h"
 #include "channel/shm/state.h"
 #include "proto/large_payload_ref.h"
 #include "worker_internal.h"
@@ -117,22 +118,50 @@ static void reply_use_again(struct cox_channel_thread *thread, struct cox_channe
     own->reserved = true;
 }
 
+/* parts: NULL: they are written later. */
+static int reply_reserve(struct cox_channel_thread *thread, uint64_t sequence,
+                         const struct iovec *parts, uint64_t size, struct cox_error *err)
+{
+    struct cox_large_payload_sender *sender = &thread->worker->large_payloads;
+    const char *fd_store = worker_fd_store(thread->worker);
+    struct cox_channel_thread_reply *reply = thread_reply_block(thread, sequence);
+    struct cox_error why = {0};
+    int r = 0;
+    pthread_mutex_lock(&thread->blocks_lock);
+    /* Its content belongs to a request that has ended: this one is in the same frame. */
+    if (parts) {
+        reply_release(thread, reply);
+        reply->reserved = true;
+    } else {
+        reply_forget(thread, reply);
+        reply_use_again(thread, reply, size);
+        r = cox_large_payload_reserve(sender, fd_store, size, &reply->block, &why);
+    }
+    pthread_mutex_unlock(&thread->blocks_lock);
+    if (parts) /* without the lock: it is copied now; nobody touches what is reserved */
+        r = cox_large_payload_fill(sender, fd_store, parts, size, &reply->block, &why);
+    return r ? cox_fail(err, r, "a reply of %" PRIu64 " bytes: %s", size, why.text) : 0;
+}
+
 int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t sequence,
                                      uint64_t size, uint8_t **ret_bytes, struct cox_error *err)
 {
-    struct cox_channel_thread_reply *reply = thread_reply_block(thread, sequence);
-    struct cox_error why = {0};
-    pthread_mutex_lock(&thread->blocks_lock);
-    /* Its content belongs to a request that has ended: this one is in the same frame. */
-    reply_forget(thread, reply);
-    reply_use_again(thread, reply, size);
-    int r = cox_large_payload_reserve(&thread->worker->large_payloads,
-                                      worker_fd_store(thread->worker), size, &reply->block, &why);
-    pthread_mutex_unlock(&thread->blocks_lock);
-    if (r)
-        return cox_fail(err, r, "a reply of %" PRIu64 " bytes: %s", size, why.text);
-    *ret_bytes = reply->block.region.base;
-    return 0;
+    int r = reply_reserve(thread, sequence, NULL, size, err);
+    if (r == 0)
+        *ret_bytes = thread_reply_block(thread, sequence)->block.region.base;
+    return r;
+}
+
+int cox_channel_thread_write_block(struct cox_channel_thread *thread, uint64_t sequence,
+                                   const struct iovec *parts, uint64_t size, struct cox_error *err)
+{
+    uint8_t *bytes;
+    if (size > COX_LARGE_PAYLOAD_KEEP_SIZE) /* which is freed after its message */
+        return reply_reserve(thread, sequence, parts, size, err);
+    int r = cox_channel_thread_reserve_block(thread, sequence, size, &bytes, err);
+    if (r == 0)
+        cox_parts_join(bytes, parts, size);
+    return r;
 }
 
 struct cox_large_payload_ref cox_channel_thread_refer_block(struct cox_channel_thread *thread,

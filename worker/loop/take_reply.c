@@ -85,15 +85,13 @@ static int reply_in_block(struct cox_channel_thread *thread, const struct cox_le
                           struct cox_error *err)
 {
     const uint64_t sequence = entry->sequence;
-    uint8_t *block;
     if (!cox_channel_thread_has_blocks(thread))
         return cox_fail(err, COX_TOO_LARGE,
                         "the reply has %zu bytes, a slot holds %zu: use a larger response region",
                         size, capacity);
-    int r = cox_channel_thread_reserve_block(thread, sequence, size, &block, err);
+    int r = cox_channel_thread_write_block(thread, sequence, parts, size, err);
     if (r)
         return r;
-    cox_parts_join(block, parts, size);
     opaque_end(thread, entry);
     cox_channel_thread_send_block(thread, sequence, COX_TYPE_OPAQUE, size);
     return 0;

@@ -344,6 +344,9 @@ int cox_channel_thread_copy_block(struct cox_channel_thread *thread, uint64_t se
 /* Reserves memory for a reply that does not fit its slot. Returns as cox_large_payload_reserve. */
 int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t sequence,
                                      uint64_t size, uint8_t **ret_bytes, struct cox_error *err);
+/* The same, with these parts of `size` bytes in it, one after the other. */
+int cox_channel_thread_write_block(struct cox_channel_thread *thread, uint64_t sequence,
+                                   const struct iovec *parts, uint64_t size, struct cox_error *err);
 /* Call after it was written. Returns the reference to send. */
 struct cox_large_payload_ref cox_channel_thread_refer_block(struct cox_channel_thread *thread,
                                                             uint64_t sequence, uint64_t size);
