@@ -27,6 +27,7 @@
 /* Of a brief run, which has some hundred passes. */
 #define BRIEF_PASS_MAX_NS UINT64_C(150000000)
 #define ROUNDS_MIN 3
+#define TRIALS_MAX 4
 
 /* Of one slice; per round where it says so. */
 struct slice {
@@ -150,30 +151,33 @@ static size_t rounds_of(uint64_t budget_ns, double round_us)
                                        : (size_t)rounds;
 }
 
-/* More than once where there is time: the first rounds have page faults and cold caches in them.
- * Returns what a slice takes, in ns; 0: it is not measured. */
+/* Trials of half a slice, until a round takes no less than before: the first rounds have page
+ * faults and cold caches in them, and so would slices of few rounds. Returns what a slice takes, in
+ * ns; 0: it is not measured. */
 static uint64_t try_member(const struct batch *batch, struct member *member)
 {
     const uint64_t budget_ns = batch->bench->slice_ms * UINT64_C(1000000);
     struct slice slice = {0};
-    /* A round that another program interrupts would make slices of three rounds. */
-    for (int i = 0; i < 3 && (i == 0 || slice.mean_us * 1e3 >= (double)budget_ns); i++)
-        if ((i == 0 || !budget_is_over(&batch->bench->budget)) &&
-            !slice_run(batch, member, 1, &slice))
+    size_t rounds = 0, fit = 1;
+    for (int i = 0; i < TRIALS_MAX && fit > rounds + rounds / 4; i++) {
+        if (i > 0 && budget_is_over(&batch->bench->budget))
+            break;
+        rounds = fit;
+        if (!slice_run(batch, member, rounds, &slice))
             return 0;
-    if (slice.mean_us * 1e3 < (double)budget_ns &&
-        !slice_run(batch, member, rounds_of(budget_ns / 8, slice.mean_us), &slice))
-        return 0;
-    if (slice.mean_us * 1e3 > (double)ROUND_MAX_NS) {
-        snprintf(member->process.text, sizeof member->process.text, "a round takes %.1f s",
-                 slice.mean_us / 1e6);
-        member->process.state = PROCESS_SKIPPED;
-        return 0;
+        if (slice.mean_us * 1e3 > (double)ROUND_MAX_NS) {
+            snprintf(member->process.text, sizeof member->process.text, "a round takes %.1f s",
+                     slice.mean_us / 1e6);
+            member->process.state = PROCESS_SKIPPED;
+            return 0;
+        }
+        /* Of the first round alone nothing is known; of slow ones few are tried. By the middle one,
+         * since another program may interrupt one for longer than all others take. */
+        fit = i > 0 ? rounds_of(budget_ns / 2, slice.p50_us)
+              : slice.mean_us * 1e3 < 4.0 * (double)budget_ns ? 2 * ROUNDS_MIN
+                                                              : ROUNDS_MIN;
     }
-    if (slice.mean_us * 1e3 * 2 < (double)budget_ns &&
-        !slice_run(batch, member, rounds_of(budget_ns / 2, slice.mean_us), &slice))
-        return 0;
-    member->rounds = rounds_of(budget_ns, slice.mean_us);
+    member->rounds = rounds_of(budget_ns, slice.p50_us);
     return (uint64_t)((double)member->rounds * slice.mean_us * 1e3);
 }
 

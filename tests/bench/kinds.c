@@ -84,6 +84,7 @@ static const struct kind kinds[] = {
      .starts_slowly = true,
      .spins_idle = true},
     {.name = "py-memcpy", PYTHON("--by", "memcpy", "--what", "array")},
+    {.name = "py-copies", PYTHON("--by", "copies", "--what", "array")},
     {.name = "py-array", PYTHON("--by", "method", "--what", "array")},
     {.name = "py-array-sealed", PYTHON("--by", "method", "--what", "array", "--attach", "sealed")},
     {.name = "py-pipe-array", PYTHON("--by", "pipe", "--what", "array")},
@@ -131,9 +132,9 @@ const char *const kinds_of_python[] = {"named-collect",
 const char *const kinds_of_objects[] = {"py-small",       "py-method",      "py-method-sealed",
                                         "py-pipe-object", "py-zmq-object",  "py-mpi4py-object",
                                         "py-ray-object",  "py-vllm-object", NULL};
-const char *const kinds_of_arrays[] = {"py-memcpy",     "py-array",      "py-array-sealed",
-                                       "py-pipe-array", "py-zmq-array",  "py-mpi4py-array",
-                                       "py-ray-array",  "py-vllm-array", NULL};
+const char *const kinds_of_arrays[] = {
+    "py-memcpy",    "py-array",        "py-array-sealed", "py-copies",     "py-pipe-array",
+    "py-zmq-array", "py-mpi4py-array", "py-ray-array",    "py-vllm-array", NULL};
 const char *const kinds_of_columns[] = {"sealed-step-256", "py-columns-256", NULL};
 const char *const kinds_of_rate[] = {"semaphore", "futex",  "named",       "named-call",
                                      "named-off", "sealed", "sealed-call", "sealed-off",

@@ -9,7 +9,8 @@ arrays of its tokens, positions and block table.
 --what bytes: each worker sums the request. object: it calls a method of a worker object with small arguments; of
 coxswain --by method does, and --by small has bytes of that size instead. array: a method returns the array of --bytes
 that it gets. --by memcpy: what the array's bytes cost at least, one copy into memory that all workers share, and for
-each worker one into its reply's memory and one out of it.
+each worker one into its reply's memory and one out of it. --by copies: the same copies by the processes that have to
+make them, with a wakeup of each worker and one of the coordinator, and nothing else.
 
 The environment variable COXSWAIN_BENCH_PYTHON names other interpreters to run in, with colons between: the first one,
 and for a peer that it lacks the first that has it.
@@ -21,6 +22,7 @@ import asyncio
 import ctypes
 import importlib
 import importlib.util
+import mmap
 import multiprocessing.connection
 import pickle
 import os
@@ -319,6 +321,36 @@ class Peer:
             os.kill(pid, signal.SIGKILL)
         for pid in self.pids:
             os.waitpid(pid, 0)
+
+
+class Copies(Peer):
+    """What Memcpy copies, by the processes that have to, and a semaphore each way: no transport."""
+
+    def prepare(self, options):
+        count = options.bytes // 8
+        self.shared, *self.replies = (
+            numpy.frombuffer(mmap.mmap(-1, 8 * count)) for _ in range(options.ranks + 1)
+        )
+        self.results = [numpy.empty(count) for _ in self.replies]
+        self.asked, self.replied = (
+            [os.eventfd(0, os.EFD_SEMAPHORE) for _ in self.replies] for _ in range(2)
+        )
+
+    def work(self, rank, pipe, answer):
+        asked, replied, reply = self.asked[rank], self.replied[rank], self.replies[rank]
+        while True:
+            os.eventfd_read(asked)
+            numpy.copyto(reply, self.shared)
+            os.eventfd_write(replied, 1)
+
+    def round(self, request):
+        numpy.copyto(self.shared, request[1][0])
+        for asked in self.asked:
+            os.eventfd_write(asked, 1)
+        for replied, reply, result in zip(self.replied, self.replies, self.results, strict=True):
+            os.eventfd_read(replied)
+            numpy.copyto(result, reply)
+        return self.results
 
 
 class Pipe(Peer):
@@ -718,6 +750,7 @@ SUBJECTS = {
     "small": Small,
     "method": Method,
     "memcpy": Memcpy,
+    "copies": Copies,
     "mpi4py": Mpi,
     "ray": Ray,
     "call": Call,

@@ -652,6 +652,11 @@ static void judge_python(struct bench *bench)
                                        ARRAY_BYTES, false),
                               "py-memcpy"),
                     0);
+    const double copies = row_ratio(
+        bench, row_find(bench, "python-arrays", "py-copies", PLACEMENT_FREE, 2, ARRAY_BYTES, false),
+        "py-memcpy");
+    if (v.count && copies > 0)
+        verdict_say(&v, " (the copies alone, by the processes: %.2f)", copies);
     verdict_end(&v, true);
     v = verdict_new(bench, "columns of 256 sequences to numpy", false, 10, "<= 10 us");
     verdict_add(&v, "p50",
