@@ -147,6 +147,10 @@ def copied_of(array):
     return found, mappings
 
 
+def fault_count():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 class Views:
     """Keeps the array that it gets in all sorts of ways."""
 
@@ -162,7 +166,7 @@ class Views:
         return [array, array[10:], {"half": array[: len(array) // 2]}, 2 * array]
 
     def faults(self):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        return fault_count()
 
     def copied(self, array, written):
         array[:written] += 1

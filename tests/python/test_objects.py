@@ -332,7 +332,7 @@ def test_what_is_kept_stays_right(attach):
     """On both sides: in the frame, out of line in memory that is used again, and in memory of its
     own."""
     numpy = pytest.importorskip("numpy")
-    sizes = [10, 5_000, 100_000, 300_000, 700_000]
+    sizes = [10, 5_000, 100_000, 300_000, 700_000, 1_100_000]
     with coxswain.Group(objects.Engine, 2, codec="pickle", attach=attach, depth=2) as group:
         expected, kept = [], []
         for size in sizes:
@@ -401,6 +401,41 @@ def test_a_rank_copies_only_what_it_writes_of_an_array(views):
             assert not found.any()
     for before, after in zip(faults, views.call_method("faults", timeout=SECONDS), strict=True):
         assert after - before < array.nbytes // 4096
+
+
+@pytest.mark.parametrize("size", [100_000, 131_072, 700_000])
+def test_a_reply_is_copied_to_memory_that_is_used_again(views, size):
+    numpy = pytest.importorskip("numpy")
+    array = numpy.zeros(size)
+    for i in range(15):
+        if i == 5:
+            faults = objects.fault_count()
+        array[0] = array[-1] = i
+        for found in views.call_method("same", array, timeout=SECONDS):
+            assert found[0] == found[-1] == i
+    assert objects.fault_count() - faults < array.nbytes // 4096
+
+
+@pytest.mark.parametrize("attach", ["named", "sealed"])
+def test_what_is_too_large_to_be_kept_is_there_and_costs_no_fault_a_page(attach):
+    """It is written by calls to memory of its own, in several parts."""
+    numpy = pytest.importorskip("numpy")
+    with coxswain.Group(objects.Views, 2, codec="pickle", attach=attach) as group:
+        group.call_method("same", numpy.zeros(700_000), timeout=SECONDS)  # the ranks import numpy
+        for i in range(3):
+            value = {"large": numpy.arange(1_500_000.0) + i, "other": numpy.full(700_001, i)}
+            faults = group.call_method("faults", timeout=SECONDS)
+            for found in group.call_method("same", value, timeout=SECONDS):
+                assert all(numpy.array_equal(found[name], value[name]) for name in value)
+            size = sum(array.nbytes for array in value.values())
+            after = group.call_method("faults", timeout=SECONDS)
+            for before, now in zip(faults, after, strict=True):
+                assert now - before < size // 4096 // 2
+        array = numpy.ones(1_500_000)
+        group.call_method("keep", "array", array, timeout=SECONDS)
+        for found in group.call_method("same", 2 * array, timeout=SECONDS):
+            assert (found == 2).all()
+        assert group.call_method("sum_kept", timeout=SECONDS) == [array.sum()] * 2
 
 
 @pytest.mark.parametrize("attach", ["named", "sealed"])
