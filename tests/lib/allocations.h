@@ -6,10 +6,7 @@
 #ifndef COX_TESTS_LIB_ALLOCATIONS_H
 #define COX_TESTS_LIB_ALLOCATIONS_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
+#include "tests/lib/posix.h"
 
 static _Thread_local size_t allocation_count;
 

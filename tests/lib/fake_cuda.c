@@ -1,16 +1,7 @@
 #include "fake_cuda.h"
 
-#include <fcntl.h>
-#include <pthread.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include "memory/domain/cuda_driver.h"
+#include "tests/lib/posix.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define DEVICE_COUNT 4

@@ -1,19 +1,9 @@
 #include "forks.h"
 
 #include "channel/base/fault.h"
-#include "channel/base/idioms.h"
 #include "channel/shm/region.h"
 #include "ranks.h"
 #include "testing.h"
-
-#include <inttypes.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 /* What no sane run takes, under a sanitizer on a busy machine neither. */
 #define HANG_S 100
@@ -36,6 +26,13 @@ void forks_failed(const struct forks_self *self, const char *condition, const ch
     fprintf(stderr, "%s:%d: rank %" PRIu32 " of %" PRIu32 ": not true: %s: %s\n", file, line,
             self->rank, self->rank_count, condition, text);
     _exit(1);
+}
+
+void forks_expect_ok(const struct forks_self *self, int r, const char *call, const char *file,
+                     int line)
+{
+    if (r)
+        forks_failed(self, call, file, line, "%d %s", r, test_error.text);
 }
 
 struct thread {

@@ -47,6 +47,10 @@ void forks_run(uint32_t count, forks_fn fn, void *context);
 
 #define FORK_CHECK(condition, ...)                                                                 \
     ((condition) ? (void)0 : forks_failed(self, #condition, __FILE__, __LINE__, __VA_ARGS__))
+/* Unless the call, which got test_err(), returns 0. */
+#define FORK_OK(call) forks_expect_ok(self, call, #call, __FILE__, __LINE__)
+void forks_expect_ok(const struct forks_self *self, int r, const char *call, const char *file,
+                     int line);
 void forks_failed(const struct forks_self *self, const char *condition, const char *file, int line,
                   const char *format, ...) __attribute__((format(printf, 5, 6), noreturn));
 

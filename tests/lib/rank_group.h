@@ -16,9 +16,6 @@
 
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <stddef.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 
 #ifndef SYS_pidfd_getfd
 #define SYS_pidfd_getfd 438

@@ -7,19 +7,7 @@
 #include "channel/shm/region.h"
 #include "worker/loop/worker_internal.h"
 #include "script_take.h"
-
-#include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <poll.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/eventfd.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
+#include "tests/lib/posix.h"
 
 /* What a relay hands over: standard output and error, then the memory of the group that it has
  * inherited. */

@@ -10,18 +10,12 @@
 #define COX_TESTS_LIB_RIGHTS_H
 
 #include "channel/handle/handle_internal.h"
+#include "tests/lib/posix.h"
 
 #include <coxswain/handle.h>
 
-#include <fcntl.h>
 #include <grp.h>
-#include <sched.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <sys/mman.h>
 #include <sys/mount.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #undef BLOCK_SIZE /* of <linux/fs.h>, which <sys/mount.h> includes; tests have their own */
 

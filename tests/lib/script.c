@@ -12,21 +12,11 @@
 #include "proto/executor.pb-c.h"
 #include "script_take.h"
 #include "token_hash.h"
+#include "tests/lib/posix.h"
 
 #include <coxswain/group.h>
 
 #include <endian.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <poll.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #define PATH_SIZE 256
 #define TEXT_SIZE 16384

@@ -2,16 +2,9 @@
 
 #include "channel/base/idioms.h"
 #include "proto/executor.pb-c.h"
+#include "tests/lib/posix.h"
 
 #include <coxswain/worker.h>
-
-#include <inttypes.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define KEPT_MAX 32
 #define TEXT_SIZE 256

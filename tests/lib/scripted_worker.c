@@ -11,15 +11,7 @@
 #include "ranks.h"
 #include "script.h"
 #include "script_take.h"
-
-#include <errno.h>
-#include <inttypes.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
+#include "tests/lib/posix.h"
 
 /* The test is gone. */
 #define RELAY_EXIT_STATUS 70

@@ -9,10 +9,12 @@
 #ifndef COX_TESTS_LIB_TEST_H
 #define COX_TESTS_LIB_TEST_H
 
+#include "channel/base/idioms.h"
+#include "tests/lib/posix.h"
+
+#include <coxswain/base.h>
+
 #include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #include <cmocka.h>
 
@@ -50,5 +52,32 @@ void test_begin(void) __attribute__((weak));
 
 /* Fails the test unless `part` is in the text. */
 void assert_contains(const char *text, const char *part);
+
+/* ---- calls that return a code and an error ---- */
+
+/* What the thread's last call said that was given test_err(). */
+extern _Thread_local struct cox_error test_error;
+/* For a call's error: test_error, emptied. */
+struct cox_error *test_err(void);
+/* assert_ok(cox_pool_create(&options, &pool, test_err())): the call returns 0. */
+#define assert_ok(call) test_check_ok(call, #call, __FILE__, __LINE__)
+/* The call returns this code, and `part` is in the error's text. */
+#define assert_refused(call, code, part)                                                           \
+    test_check_refused(call, code, part, #call, __FILE__, __LINE__)
+void test_check_ok(int r, const char *call, const char *file, int line);
+void test_check_refused(int r, int code, const char *part, const char *call, const char *file,
+                        int line);
+
+/* ---- waiting ---- */
+
+/* Yields until the condition holds; after AWAIT_S, which is what no sane run takes, fails the test,
+ * or ends the process where that is not the test's thread. */
+#define AWAIT(condition)                                                                           \
+    for (struct timespec await_since = test_await_since(); !(condition);)                          \
+    test_await_more(&await_since, #condition, __FILE__, __LINE__)
+#define AWAIT_S 100
+struct timespec test_await_since(void);
+void test_await_more(const struct timespec *since, const char *condition, const char *file,
+                     int line);
 
 #endif
