@@ -5,18 +5,6 @@
 #include "channel/base/fault.h"
 #include "channel/socket/control_socket.h"
 
-#include <errno.h>
-#include <inttypes.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <spawn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #if COX_TESTING
 
 /* How long a start waits, at first. */
@@ -70,9 +58,7 @@ static void hand_start(struct hand *hand, uint64_t timeout_ms)
     test_unique_name(hand->name);
     assert_int_equal(cox_control_socket_find(hand->name, hand->path, NULL), 0);
     assert_int_equal(pthread_create(&hand->thread, NULL, start_main, hand), 0);
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    while (access(hand->path, F_OK) < 0 && cox_now_ns() < deadline_ns)
-        sched_yield();
+    AWAIT(access(hand->path, F_OK) >= 0);
     assert_int_equal(access(hand->path, F_OK), 0);
 }
 
@@ -93,9 +79,7 @@ static pid_t worker_start(const struct hand *hand, const char *rank, const char 
 /* Until it has ended, and was reaped by any process. */
 static void worker_gone(pid_t pid)
 {
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    while (waitpid(pid, NULL, WNOHANG) == 0 && cox_now_ns() < deadline_ns)
-        sched_yield();
+    AWAIT(waitpid(pid, NULL, WNOHANG) != 0);
     assert_true(waitpid(pid, NULL, WNOHANG) < 0 && errno == ECHILD);
 }
 

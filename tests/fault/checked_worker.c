@@ -1,18 +1,11 @@
 #include "checked_worker.h"
 
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #include "channel/attach/named/names.h"
 #include "channel/base/hash.h"
 #include "channel/shm/state.h"
 #include "meddler.h"
 #include "tests/lib/token_hash.h"
+#include "tests/lib/posix.h"
 #include <coxswain/worker.h>
 
 struct checked {

@@ -4,13 +4,6 @@
 #include "channel/base/fault.h"
 #include "channel/socket/runtime_dir.h"
 
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <sys/wait.h>
-
 #if COX_TESTING
 
 static const char *const points[] = {
@@ -30,8 +23,8 @@ struct life {
 static void connect_all_ways(const char *path)
 {
     struct cox_hello hello = worker_hello();
-    struct cox_control_connection session;
-    struct cox_fd_store fd_store = {.fd = -1};
+    _cox_cleanup_(cox_control_connection_close) struct cox_control_connection session;
+    _cox_cleanup_(cox_fd_store_close) struct cox_fd_store fd_store = {.fd = -1};
     struct cox_handle handle = {{0, 0, 0, COX_HANDLE_MEMORY}};
     struct stat st;
     int fd;
@@ -47,8 +40,6 @@ static void connect_all_ways(const char *path)
     CHECK(cox_fd_store_get(&fd_store, &handle, PATIENCE, &fd, NULL) == 0);
     CHECK(fd_says(fd, 3));
     close(fd);
-    cox_fd_store_close(&fd_store);
-    cox_control_connection_close(&session);
 }
 
 static void live_and_die(void *context)
@@ -160,7 +151,6 @@ SOCKET_TEST(b52_b54_a_start_that_is_stopped_is_waited_for)
     for (size_t p = 0; p < sizeof held / sizeof held[0]; p++) {
         struct life life;
         struct second second;
-        struct cox_error err = {0};
         int told[2], runtime_dir_fd, status;
         /* Something to sweep. */
         snprintf(life.plan, sizeof life.plan, "control_socket.named:kill");
@@ -174,9 +164,8 @@ SOCKET_TEST(b52_b54_a_start_that_is_stopped_is_waited_for)
         pid_t other = client_start(start_another, &second);
         assert_true(heard(told[0]));
         assert_int_equal(cox_runtime_dir_open(runtime_dir, false, &runtime_dir_fd, NULL), 0);
-        assert_int_equal(cox_runtime_dir_lock(runtime_dir_fd, cox_deadline_after_ms(5), &err),
-                         COX_BUSY);
-        assert_non_null(strstr(err.text, "stopped?"));
+        assert_refused(cox_runtime_dir_lock(runtime_dir_fd, cox_deadline_after_ms(5), test_err()),
+                       COX_BUSY, "stopped?");
         close(runtime_dir_fd);
         kill(first, SIGCONT);
         child_join(other);

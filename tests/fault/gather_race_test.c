@@ -7,18 +7,8 @@
  */
 #include "channel/base/fault.h"
 #include "channel/shm/state.h"
-#include "coordinator/executor/core.h"
 #include "coordinator/executor/executor_internal.h"
 #include "testing.h"
-
-#include <fcntl.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #if COX_TESTING
 
@@ -40,19 +30,15 @@ static uint32_t arm(const char *plan)
 
 static void await_strike(uint32_t before)
 {
-    const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    while (atomic_load(&counts->struck) == before)
-        test_yield(deadline_ns);
+    AWAIT(atomic_load(&counts->struck) != before);
 }
 
 /* Without a lock: a stopped process may hold it. */
 static void await_reply(struct test_group *g, uint32_t rank)
 {
-    const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     const struct cox_layout_rank_line *line =
         cox_state_line(&test_group_executor(g)->control, rank, COX_CHANNEL_EXECUTE);
-    while (cox_state_done(line) < 1)
-        test_yield(deadline_ns);
+    AWAIT(cox_state_done(line) >= 1);
 }
 
 static void *wake_main(void *collector)
@@ -85,8 +71,7 @@ static bool reply_in_time(uint64_t timeout_ms)
     await_reply(g, 0);
     assert_int_equal(pthread_create(&waker, NULL, wake_main, collector), 0);
     /* Or, where all this took too long, the request has ended by its deadline. */
-    while (atomic_load(&counts->struck) == before && test_completion_count(g) == 0)
-        sched_yield();
+    AWAIT(!(atomic_load(&counts->struck) == before && test_completion_count(g) == 0));
     test_pipe_release(pipes[1], 1);
     await_reply(g, 1);
     const bool in_time = cox_now_ns() < begin_ns + timeout_ms * COX_NSEC_PER_MSEC;
@@ -119,14 +104,12 @@ TEST(p3_an_reply_in_time_is_no_timeout_however_late_it_is_looked_at)
 TEST(p8_m3_memory_is_given_back_when_the_handler_has_returned)
 {
     const uint32_t before = arm("large_payload.dropped:hold:coordinator:1");
-    struct test_group *g = test_group_start(2, NULL);
-    const struct test_how how = {.gather = COX_GATHER_ALL};
-    struct cox_error err = {0};
+    OWN_GROUP *g = test_group_start(2, NULL);
     char *bytes = malloc(24 * MIB + 1);
     assert_non_null(bytes);
     memset(bytes, 'x', 24 * MIB);
     bytes[24 * MIB] = '\0';
-    assert_int_equal(test_submit(g, &how, "sum %s", bytes), 0);
+    assert_int_equal(test_submit(g, &test_all, "sum %s", bytes), 0);
     free(bytes);
     assert_int_equal(test_await(g, 0)->status, 0);
     await_strike(before);
@@ -134,16 +117,15 @@ TEST(p8_m3_memory_is_given_back_when_the_handler_has_returned)
     assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
     test_await_death(g, 1);
     int r = cox_executor_restart(test_group_executor(g), 1, cox_deadline_after_ms(TEST_PATIENCE_MS),
-                                 &err);
+                                 test_err());
     if (r) {
         cox_fault_arm(NULL);
-        fail_msg("%s", err.text);
+        fail_msg("%s", test_error.text);
     }
-    assert_int_equal(test_submit(g, &how, "echo next"), 0);
+    assert_int_equal(test_submit(g, &test_all, "echo next"), 0);
     assert_int_equal(test_completion_count(g), 1);
     cox_fault_arm(NULL);
     assert_string_equal(test_await(g, 1)->ranks[1].bytes, "next");
-    test_group_free(g);
 }
 
 /* In this process alone; ranks count nothing. */

@@ -1,15 +1,9 @@
 /* By-value handles, with exporter and importer killed and stopped behind every step that others can
  * see. */
 #include "channel/base/fault.h"
-#include "channel/base/idioms.h"
 #include "channel/handle/handle_internal.h"
 #include "tests/multi/control_socket_fixture.h"
 #include "tests/multi/handle_peer.h"
-
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 
 #if COX_TESTING
 
@@ -35,10 +29,9 @@ static bool struck(pid_t pid)
 
 static void expect_open(const struct cox_handle *handle, int code)
 {
-    struct cox_error err = {0};
-    int fd = -1, r = cox_handle_open(handle, path, PATIENCE, &fd, &err);
+    int fd = -1, r = cox_handle_open(handle, path, PATIENCE, &fd, test_err());
     if (r != code)
-        fprintf(stderr, "expected %d, got %d: %s\n", code, r, err.text);
+        fprintf(stderr, "expected %d, got %d: %s\n", code, r, test_error.text);
     CHECK(r == code && (fd >= 0) == (r == 0));
     CHECK(fd < 0 || object_is(fd, 0, PEER_OBJECT_SIZE, 1));
     cox_close_fd(&fd);
@@ -185,14 +178,13 @@ static void import_once(void *context)
         .size = sizeof(struct cox_importer_options), .socket_path = path, .deadline_ms = 60000};
     struct cox_importer *importer;
     const struct cox_import *import;
-    struct cox_error err = {0};
     if (!opening->by_pidfd)
         call_deny(SYS_pidfd_getfd, ANY_ARGUMENT, EPERM);
     cox_fault_arm(opening->plan);
     CHECK(cox_importer_new(&options, &importer, NULL) == 0);
-    int r = cox_importer_open(importer, &opening->handle, COX_IMPORT_READ, &import, &err);
+    int r = cox_importer_open(importer, &opening->handle, COX_IMPORT_READ, &import, test_err());
     if (r != opening->code)
-        fprintf(stderr, "expected %d, got %d: %s\n", opening->code, r, err.text);
+        fprintf(stderr, "expected %d, got %d: %s\n", opening->code, r, test_error.text);
     CHECK(r == opening->code);
     if (r == 0)
         cox_importer_close(importer, import);
@@ -214,7 +206,8 @@ SOCKET_TEST(l15_b29_an_importer_that_dies_at_any_step_costs_no_other_anything)
     if (!filters_possible())
         skip();
     begin();
-    struct peer peer = peer_start(&(struct peer_options){.socket_path = path});
+    _cox_cleanup_(peer_end) struct peer peer =
+        peer_start(&(struct peer_options){.socket_path = path});
     struct opening opening = {.handle = peer_export(&peer, PEER_EXPORT, 1)};
     int there = peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number,
         before = fd_count_at(control_socket);
@@ -235,11 +228,8 @@ SOCKET_TEST(l15_b29_an_importer_that_dies_at_any_step_costs_no_other_anything)
     }
     assert_int_equal(peer_ask(&peer, PEER_PUT, 0, &opening.handle).result, 0);
     expect_both(&opening.handle, COX_NOT_FOUND);
-    peer_end(&peer);
 }
 
-/* The exporter dies while the control socket is being asked, which then has nothing: it is named as
- * dead. */
 SOCKET_TEST(l8_an_exporter_that_dies_while_the_socket_is_asked_is_dead)
 {
     int status;

@@ -1,28 +1,18 @@
 #include "hostile_fixture.h"
 
 #include "channel/base/thread.h"
-#include "coordinator/executor/core.h"
-
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 struct punctual requests = {.what = "requests"}, starts = {.what = "starts"},
                 stops = {.what = "stops"};
 
 /* ---- groups of checked workers ---- */
 
-char program[4096];
-const char *const command[] = {program, "worker", NULL};
-
 struct test_group *group_start(uint32_t rank_count, const char *name)
 {
     const struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
         .name = name,
-        .workers.command = command,
+        .workers.command = test_own_command,
         .memory.keep_names = true,
         .times.finalize_ms = FINALIZE_MS,
         .times.term_ms = TERM_MS,
@@ -103,18 +93,17 @@ int call_checked(struct test_group *group, enum checked_order order, uint32_t ra
     struct checked_request request;
     request_make(&request, order, rank, seed);
     struct judged judged = {.number = request.number, .verdict = OWN};
-    struct cox_error err = {0};
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_ALL,
                                                .deadline_ns = cox_deadline_after_ms(timeout_ms)};
     int r = cox_executor_call_opaque(test_group_executor(group), &request, sizeof request, &options,
-                                     visit_judge, &judged, &err);
+                                     visit_judge, &judged, test_err());
     if (!punctual_note(&requests, options.deadline_ns))
         fail_msg("a call ended %" PRIu64 " ms after its deadline: %d %s",
-                 (cox_now_ns() - options.deadline_ns) / COX_NSEC_PER_MSEC, r, err.text);
+                 (cox_now_ns() - options.deadline_ns) / COX_NSEC_PER_MSEC, r, test_error.text);
     if (r < 0 || r >= COX_STATUS_COUNT)
-        fail_msg("a call ended with %d: %s", r, err.text);
-    if (r && !err.text[0])
+        fail_msg("a call ended with %d: %s", r, test_error.text);
+    if (r && !test_error.text[0])
         fail_msg("a call ended with %d and no words", r);
     if (judged.verdict == FOREIGN)
         fail_msg("a call got the reply of another request");
@@ -210,11 +199,10 @@ int load_submit(struct test_group *group, struct load *load)
                                                .gather = COX_GATHER_ALL,
                                                .deadline_ns = flight->deadline_ns,
                                                .request_context = flight};
-    struct cox_error err = {0};
     int r = cox_executor_submit_opaque(test_group_executor(group), &request, sizeof request,
-                                       &options, NULL, &err);
-    if (r < 0 || (r && !err.text[0]))
-        fail_msg("submit: %d: %s", r, err.text);
+                                       &options, NULL, test_err());
+    if (r < 0 || (r && !test_error.text[0]))
+        fail_msg("submit: %d: %s", r, test_error.text);
     load->submitted += r == 0;
     return r;
 }

@@ -8,27 +8,9 @@
 #define COX_TESTS_HOSTILE_FIXTURE_H
 
 #include "checked_worker.h"
+#include "punctual.h"
 #include "testing.h"
 
-#include <coxswain/requests.h>
-
-#include <pthread.h>
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SLOWNESS 5
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SLOWNESS 5
-#endif
-#endif
-#ifndef SLOWNESS
-#define SLOWNESS 1
-#endif
-
-/* How much later than its deadline a request may end: most of them, and each. */
-#define SLACK_MS (1000 * SLOWNESS)
-#define HANG_MS (20000 * SLOWNESS)
-#define DEADLINE_MS (100 * SLOWNESS)
 #define WORKS_MS (20 * DEADLINE_MS)
 #define START_MS (500 * SLOWNESS)
 #define FINALIZE_MS (300 * SLOWNESS)
@@ -36,20 +18,13 @@
 /* Of a stop. */
 #define BOUND_MS (FINALIZE_MS + TERM_MS)
 
-#include "punctual.h"
-
 extern struct punctual requests, starts, stops;
 
-/* How long a seed runs, and all flips together. */
-#define SEED_MS (400 * SLOWNESS)
+/* All flips together. */
 #define FLIPS_MS 12000
 #define IN_FLIGHT_MAX 65536
 
 /* ---- groups of checked workers ---- */
-
-/* This program, which main stores, and it as a worker. */
-extern char program[4096];
-extern const char *const command[3];
 
 struct test_group *group_start(uint32_t rank_count, const char *name);
 

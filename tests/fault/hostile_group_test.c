@@ -6,24 +6,10 @@
  * the hostile rank; once it is replaced, everything works again.
  */
 #include "channel/shm/geometry.h"
-#include "coordinator/executor/core.h"
 #include "worker/group/group_layout.h"
 #include "testing.h"
 
-#include <coxswain/requests.h>
 #include <coxswain/worker.h>
-
-#include <dirent.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <time.h>
-#include <unistd.h>
 
 #define RANK_COUNT 3
 #define HOSTILE 1 /* the rank that writes */
@@ -365,15 +351,14 @@ static int worker_main(int argc, char **argv)
         .size = sizeof(struct cox_worker_callbacks), .init = on_init, .opaque = on_opaque};
     /* the meddling thread uses it until the process ends */
     static struct hostile hostile = {.options = COX_WORKER_OPTIONS_INIT};
-    struct cox_error err = {0};
     atomic_store(&hostile.temper, TEMPER_COUNT);
-    int r = cox_worker_options_parse(&hostile.options, &argc, argv, &err);
+    int r = cox_worker_options_parse(&hostile.options, &argc, argv, test_err());
     if (r == 0)
-        r = cox_worker_new(&hostile.options, &callbacks, &hostile, &hostile.worker, &err);
+        r = cox_worker_new(&hostile.options, &callbacks, &hostile, &hostile.worker, test_err());
     if (r == 0)
-        r = cox_worker_run(hostile.worker, &err);
+        r = cox_worker_run(hostile.worker, test_err());
     if (r)
-        fprintf(stderr, "worker: %s\n", err.text);
+        fprintf(stderr, "worker: %s\n", test_error.text);
     if (!atomic_load(&hostile.meddles))
         cox_group_leave(hostile.group);
     cox_worker_free(hostile.worker);
@@ -382,25 +367,21 @@ static int worker_main(int argc, char **argv)
 
 /* ---- the group ---- */
 
-static char program[4096];
-static const char *const command[] = {program, "worker", NULL};
 static uint64_t numbers = 100;
 
 static struct test_group *group_start(void)
 {
     const struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
-        .workers.command = command,
+        .workers.command = test_own_command,
         .memory.attach = COX_ATTACH_SEALED,
         .times.finalize_ms = 300,
         .times.term_ms = 300,
     };
     struct cox_init_summary summary;
-    struct cox_error err = {0};
     struct test_group *group = test_group_start(RANK_COUNT, &options);
-    if (cox_executor_init(test_group_executor(group), NULL, 0, cox_deadline_after_ms(REPLY_MS),
-                          &summary, &err))
-        fail_msg("init: %s", err.text);
+    assert_ok(cox_executor_init(test_group_executor(group), NULL, 0,
+                                cox_deadline_after_ms(REPLY_MS), &summary, test_err()));
     return group;
 }
 
@@ -432,32 +413,29 @@ static bool call(struct test_group *group, enum order order, uint32_t temper, co
 {
     struct request request = {++numbers, order, temper};
     struct judged judged = {.when = when};
-    struct cox_error err = {0};
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_ALL,
-                                               .deadline_ns = cox_deadline_after_ms(REPLY_MS)};
-    int r = cox_executor_call_opaque(test_group_executor(group), &request, sizeof request, &options,
-                                     judge, &judged, &err);
+    int r = cox_executor_call_opaque(
+        test_group_executor(group), &request, sizeof request,
+        SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(REPLY_MS)),
+        judge, &judged, test_err());
     if (r == COX_TIMEOUT || r < 0)
-        fail_msg("%s: %d: %s", when, r, err.text);
+        fail_msg("%s: %d: %s", when, r, test_error.text);
     if (judged.honest)
-        fail_msg("%s: an error names others than " NAMED ": %s", when, err.text);
+        fail_msg("%s: an error names others than " NAMED ": %s", when, test_error.text);
     return judged.whole;
 }
 
 static void replaced(struct test_group *group, const char *when)
 {
     struct cox_executor *executor = test_group_executor(group);
-    struct cox_error err = {0};
     const uint64_t deadline_ns = cox_deadline_after_ms(REPLY_MS);
     const pid_t pid = cox_executor_pid(executor, HOSTILE);
-    assert_int_equal(cox_executor_kill(executor, HOSTILE, &err), 0);
+    assert_ok(cox_executor_kill(executor, HOSTILE, test_err()));
     /* Nothing is done to a rank that is not seen dead yet. */
     while (cox_executor_pid(executor, HOSTILE) == pid && cox_now_ns() < deadline_ns)
-        if (cox_executor_restart(executor, HOSTILE, deadline_ns, &err))
-            fail_msg("%s: restart: %s", when, err.text);
-    if (cox_executor_replay_init(executor, cox_deadline_after_ms(REPLY_MS), &err))
-        fail_msg("%s: the ranks cannot form their group again: %s", when, err.text);
+        if (cox_executor_restart(executor, HOSTILE, deadline_ns, test_err()))
+            fail_msg("%s: restart: %s", when, test_error.text);
+    if (cox_executor_replay_init(executor, cox_deadline_after_ms(REPLY_MS), test_err()))
+        fail_msg("%s: the ranks cannot form their group again: %s", when, test_error.text);
     for (int i = 0; i < 3; i++)
         if (!call(group, WORK, 0, when))
             fail_msg("%s: the ranks cannot work together again", when);
@@ -465,20 +443,16 @@ static void replaced(struct test_group *group, const char *when)
 
 TEST(p10_a_rank_can_write_only_its_own_words_values_and_hints)
 {
-    struct test_group *group = group_start();
+    OWN_GROUP *group = group_start();
     assert_true(call(group, WORK, 0, "before"));
     for (int i = 0; i < 2; i++) {
         struct request request = {++numbers, LOOK, 0};
-        struct cox_error err = {0};
-        const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                                   .gather = COX_GATHER_ALL,
-                                                   .deadline_ns = cox_deadline_after_ms(REPLY_MS)};
-        if (cox_executor_call_opaque(test_group_executor(group), &request, sizeof request, &options,
-                                     NULL, NULL, &err))
-            fail_msg("%s", err.text);
+        assert_ok(cox_executor_call_opaque(
+            test_group_executor(group), &request, sizeof request,
+            SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(REPLY_MS)),
+            NULL, NULL, test_err()));
         replaced(group, "replaced");
     }
-    test_group_free(group);
 }
 
 TEST(p10_b14_a_rank_that_spoils_its_own_words_is_named)
@@ -487,9 +461,8 @@ TEST(p10_b14_a_rank_that_spoils_its_own_words_is_named)
         "zeroes", "ones",      "random",   "random identity", "random parts", "another's pid",
         "leaves", "says dead", "gives up", "jumps",           "wrong round",  "another generation",
     };
-    struct test_group *group = group_start();
+    OWN_GROUP *group = group_start();
     for (uint32_t temper = 0; temper < WORDS_COUNT; temper++) {
-        struct cox_error err = {0};
         uint32_t failed = 0;
         assert_true(call(group, WORK, 0, names[temper]));
         call(group, MEDDLE, temper, names[temper]);
@@ -497,39 +470,33 @@ TEST(p10_b14_a_rank_that_spoils_its_own_words_is_named)
             failed += !call(group, WORK, 0, names[temper]);
         /* While they form their group anew. */
         int r = cox_executor_replay_init(test_group_executor(group),
-                                         cox_deadline_after_ms(REPLY_MS), &err);
-        if (r && !strstr(err.text, NAMED))
-            fail_msg("%s: init: %d: %s", names[temper], r, err.text);
+                                         cox_deadline_after_ms(REPLY_MS), test_err());
+        if (r && !strstr(test_error.text, NAMED))
+            fail_msg("%s: init: %d: %s", names[temper], r, test_error.text);
         print_message("%s: %" PRIu32 " of 3 failed, init: %s\n", names[temper], failed,
-                      r ? err.text : "succeeded");
+                      r ? test_error.text : "succeeded");
         replaced(group, names[temper]);
     }
-    test_group_free(group);
 }
 
 TEST(p10_b14_spoilt_hints_change_no_result)
 {
-    struct test_group *group = group_start();
+    OWN_GROUP *group = group_start();
     for (uint32_t temper = HINTS_ZEROES; temper < TEMPER_COUNT; temper++) {
-        struct cox_error err = {0};
         call(group, MEDDLE, temper, "hints");
         for (int i = 0; i < 3; i++)
             if (!call(group, WORK, 0, "hints"))
                 fail_msg("spoilt hints, %" PRIu32 ": the ranks cannot work together", temper);
         if (cox_executor_replay_init(test_group_executor(group), cox_deadline_after_ms(REPLY_MS),
-                                     &err))
-            fail_msg("spoilt hints, %" PRIu32 ": %s", temper, err.text);
+                                     test_err()))
+            fail_msg("spoilt hints, %" PRIu32 ": %s", temper, test_error.text);
     }
     replaced(group, "hints");
-    test_group_free(group);
 }
 
 int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "worker") == 0)
         return worker_main(argc - 1, argv + 1);
-    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    if (length < 0)
-        return 1;
     return test_run(NULL, NULL);
 }

@@ -5,19 +5,8 @@
  * other ranks, to requests with and without it, are correct and arrive. Its own replies may be
  * anything.
  */
+#include "punctual.h"
 #include "testing.h"
-
-#include <inttypes.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "channel/attach/sealed/futex_gate.h"
 #include "channel/shm/layout.h"
@@ -27,27 +16,10 @@
 #include "proto/wire.h"
 #include <coxswain/worker.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SLOWNESS 5
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SLOWNESS 5
-#endif
-#endif
-#ifndef SLOWNESS
-#define SLOWNESS 1
-#endif
-
-#define SLACK_MS (1000 * SLOWNESS)
-#define HANG_MS (20000 * SLOWNESS)
-#define DEADLINE_MS (100 * SLOWNESS)
-#define SEED_MS (400 * SLOWNESS)
 #define RANK_COUNT 3
 #define HOSTILE 1 /* the rank that writes */
 #define CRASH "CRASHED"
 #define HOLES 8 /* tempers from here on */
-
-#include "punctual.h"
 
 static struct punctual requests = {.what = "requests"}, stops = {.what = "stops"};
 
@@ -236,30 +208,26 @@ static int worker_main(int argc, char **argv)
     /* the meddling thread uses it until the process ends */
     static struct hostile hostile = {.options = COX_WORKER_OPTIONS_INIT};
     struct cox_worker *worker = NULL;
-    struct cox_error err = {0};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         signal(numbers[i], on_signal);
-    int r = cox_worker_options_parse(&hostile.options, &argc, argv, &err);
+    int r = cox_worker_options_parse(&hostile.options, &argc, argv, test_err());
     if (r == 0)
-        r = cox_worker_new(&hostile.options, &callbacks, &hostile, &worker, &err);
+        r = cox_worker_new(&hostile.options, &callbacks, &hostile, &worker, test_err());
     if (r == 0)
-        r = cox_worker_run(worker, &err);
+        r = cox_worker_run(worker, test_err());
     if (r)
-        fprintf(stderr, "worker: %s\n", err.text);
+        fprintf(stderr, "worker: %s\n", test_error.text);
     cox_worker_free(worker);
     return r != 0;
 }
 
 /* ---- the group ---- */
 
-static char program[4096];
-static const char *const command[] = {program, "worker", NULL};
-
 static struct test_group *group_start(void)
 {
     const struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
-        .workers.command = command,
+        .workers.command = test_own_command,
         .memory.attach = COX_ATTACH_SEALED,
         .times.finalize_ms = 300 * SLOWNESS,
         .times.term_ms = 300 * SLOWNESS,
@@ -323,23 +291,22 @@ static int call(struct test_group *group, enum order order, uint64_t offset, uin
     static uint64_t numbers;
     struct request request = {++numbers, order, bits, offset};
     struct judged judged = {.number = request.number};
-    struct cox_error err = {0};
     struct cox_rank_set asked = {{((UINT64_C(1) << RANK_COUNT) - 1) & ~(UINT64_C(1) << HOSTILE)}};
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_ALL,
                                                .asked = without ? &asked : NULL,
                                                .deadline_ns = cox_deadline_after_ms(timeout_ms)};
     int r = cox_executor_call_opaque(test_group_executor(group), &request, sizeof request, &options,
-                                     judge, &judged, &err);
+                                     judge, &judged, test_err());
     if (!punctual_note(&requests, options.deadline_ns))
-        fail_msg("a call ended too late: %d %s", r, err.text);
-    if (r < 0 || r >= COX_STATUS_COUNT || (r && !err.text[0]))
-        fail_msg("a call ended with %d: %s", r, err.text);
+        fail_msg("a call ended too late: %d %s", r, test_error.text);
+    if (r < 0 || r >= COX_STATUS_COUNT || (r && !test_error.text[0]))
+        fail_msg("a call ended with %d: %s", r, test_error.text);
     if (judged.harmed)
         fail_msg("another rank was harmed: %s", judged.text);
     if (ret_whole)
         *ret_whole = r == 0 && judged.whole;
-    snprintf(call_error, sizeof call_error, "%s", err.text);
+    snprintf(call_error, sizeof call_error, "%s", test_error.text);
     return r;
 }
 
@@ -368,16 +335,6 @@ static bool group_works(struct test_group *group)
     return false;
 }
 
-static void shuffle(uint32_t *items, uint32_t count, uint64_t state)
-{
-    for (uint32_t i = count; i > 1; i--) {
-        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-        uint32_t j = (uint32_t)(state % i), item = items[i - 1];
-        items[i - 1] = items[j];
-        items[j] = item;
-    }
-}
-
 /* Every byte of its block and of the wake memory, and the first of its slots, in an order of its
  * own: all bits of it, and one. */
 TEST(p10_b14_a_rank_s_flipped_byte_harms_no_other)
@@ -404,7 +361,7 @@ TEST(p10_b14_a_rank_s_flipped_byte_harms_no_other)
                                                    HOSTILE, 0) +
                               s % SLOT_BYTES;
     }
-    shuffle(order, COUNT, 4711);
+    shuffle(order, COUNT);
     struct test_group *group = group_start();
     expect_others(group);
     for (; done < 2 * COUNT; done++) {
@@ -427,7 +384,6 @@ TEST(p10_b14_a_rank_s_flipped_byte_harms_no_other)
     print_message("\n");
 }
 
-/* All the time, while the others are asked with and without it. */
 TEST(p10_a_rank_that_never_stops_writing_harms_no_other)
 {
     for (uint64_t seed = 0; seed < HOLES + 2; seed++) {
@@ -469,8 +425,6 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "worker") == 0)
         return worker_main(argc, argv);
-    if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
-        return 1;
     const int failed = test_run(NULL, NULL);
     const int late = punctual_check(&requests) + punctual_check(&stops);
     return failed ? failed : late;

@@ -2,22 +2,10 @@
  * hostile_fixture.h for what must hold. */
 #include "channel/attach/named/names.h"
 #include "channel/shm/state.h"
-#include "coordinator/executor/core.h"
 #include "coordinator/executor/executor_internal.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 #include "hostile_fixture.h"
-
-#include <fcntl.h>
-#include <inttypes.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 static void goodbye_completed(void *context, const struct cox_completion *completion)
 {
@@ -44,8 +32,7 @@ TEST(p10_a_frame_turned_into_a_goodbye_ends_no_process)
     };
     uint64_t sequence;
     _Atomic int status = -1;
-    assert_int_equal(
-        cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, goodbye_completed, &status), 0);
+    assert_ok(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, goodbye_completed, &status));
     assert_int_equal(cox_executor_submit(executor, &request, &options, &sequence, NULL), 0);
 
     /* execute_type 2, then an unknown field up to the same length. */
@@ -72,21 +59,9 @@ TEST(p10_a_frame_turned_into_a_goodbye_ends_no_process)
 
 /* ---- flips ---- */
 
-static void shuffle(uint32_t *items, uint32_t count, uint64_t state)
-{
-    for (uint32_t i = count; i > 1; i--) {
-        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-        uint32_t j = (uint32_t)(state % i), item = items[i - 1];
-        items[i - 1] = items[j];
-        items[j] = item;
-    }
-}
-
 static void control_attach(struct cox_control *control, const char *name)
 {
-    struct cox_error err = {0};
-    if (cox_control_attach(control, name, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_control_attach(control, name, test_err()));
 }
 
 /* Every byte, in an order of its own, as far as the time goes; all of its bits at once, so that it
@@ -102,7 +77,7 @@ TEST(p10_b14_a_flipped_byte_gives_an_error_at_most)
     char name[64];
     for (uint32_t i = 0; i < count; i++)
         offsets[i] = i;
-    shuffle(offsets, count, 4711);
+    shuffle(offsets, count);
     test_unique_name(name);
     struct test_group *group = group_start(RANK_COUNT, name);
     struct cox_control control = COX_CONTROL_NONE;
@@ -148,7 +123,7 @@ TEST(p10_a_bit_of_the_abort_line_ends_no_process)
     char name[64];
     test_unique_name(name);
     struct test_group *group = group_start(2, name);
-    struct cox_control control = COX_CONTROL_NONE;
+    _cox_cleanup_(cox_control_close) struct cox_control control = COX_CONTROL_NONE;
     control_attach(&control, name);
     _Atomic uint8_t *line = (_Atomic uint8_t *)&control.layout->abort;
     for (uint32_t bit = 0; bit < 8 * sizeof control.layout->abort; bit++) {
@@ -156,11 +131,11 @@ TEST(p10_a_bit_of_the_abort_line_ends_no_process)
         atomic_fetch_xor_explicit(&line[bit / 8], (uint8_t)(1u << bit % 8), memory_order_relaxed);
         expect_own(group);
         struct cox_link_status links;
-        struct cox_error err = {0};
-        int r = cox_executor_link_status(test_group_executor(group),
-                                         cox_deadline_after_ms(TEST_PATIENCE_MS), &links, &err);
+        int r =
+            cox_executor_link_status(test_group_executor(group),
+                                     cox_deadline_after_ms(TEST_PATIENCE_MS), &links, test_err());
         if (r != COX_REJECTED) /* these workers know no links, and say so */
-            fail_msg("link status: %d: %s", r, err.text);
+            fail_msg("link status: %d: %s", r, test_error.text);
         atomic_fetch_xor_explicit(&line[bit / 8], (uint8_t)(1u << bit % 8), memory_order_relaxed);
     }
     cox_state_abort(&control);
@@ -171,7 +146,6 @@ TEST(p10_a_bit_of_the_abort_line_ends_no_process)
         r = call_checked(group, CHECKED_ECHO, 0, 0, DEADLINE_MS, &verdict);
     assert_int_equal(r, COX_PEER_DEAD);
     group_end(group);
-    cox_control_close(&control);
 }
 
 /* So many have ended in time, each once. */
@@ -189,7 +163,7 @@ TEST(p10_overwritten_words_are_stored_again)
     char name[64];
     test_unique_name(name);
     struct test_group *group = group_start(2, name);
-    struct cox_control control = COX_CONTROL_NONE;
+    _cox_cleanup_(cox_control_close) struct cox_control control = COX_CONTROL_NONE;
     control_attach(&control, name);
     struct cox_layout_rank_line *line = cox_state_line(&control, 1, COX_CHANNEL_EXECUTE);
     struct cox_layout_channel_state *shared = cox_state_channel(&control, COX_CHANNEL_EXECUTE);
@@ -199,9 +173,8 @@ TEST(p10_overwritten_words_are_stored_again)
                                           {&line->done, NULL},
                                           {&line->returned, &line->done}};
     pid_t pid = cox_executor_pid(test_group_executor(group), 1);
-    assert_int_equal(cox_executor_set_handler(test_group_executor(group), COX_CHANNEL_EXECUTE,
-                                              on_completion, NULL),
-                     0);
+    assert_ok(cox_executor_set_handler(test_group_executor(group), COX_CHANNEL_EXECUTE,
+                                       on_completion, NULL));
     for (size_t w = 0; w < sizeof words / sizeof words[0]; w++)
         for (uint64_t mask = 1; mask < 256; mask = mask == 128 ? 0xff : mask * 2)
             for (int busy = 0; busy < 2; busy++) {
@@ -224,7 +197,6 @@ TEST(p10_overwritten_words_are_stored_again)
                 load_deinit(&load);
             }
     group_end(group);
-    cox_control_close(&control);
 }
 
 /* A rank that replied sleeps; before its reply is read, `done` is reset. */
@@ -234,13 +206,12 @@ TEST(p10_a_reply_that_was_reset_is_stored_again)
     static struct load load;
     test_unique_name(name);
     struct test_group *group = group_start(2, name);
-    struct cox_control control = COX_CONTROL_NONE;
+    _cox_cleanup_(cox_control_close) struct cox_control control = COX_CONTROL_NONE;
     control_attach(&control, name);
     struct cox_layout_rank_line *line = cox_state_line(&control, 0, COX_CHANNEL_EXECUTE);
     struct cox_executor *executor = test_group_executor(group);
     _Atomic uint32_t *sleeping = &executor->collectors[COX_CHANNEL_EXECUTE].sleeping;
-    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, on_completion, NULL),
-                     0);
+    assert_ok(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, on_completion, NULL));
     for (int round = 0; round < 10; round++) {
         expect_own(group);
         load_init(&load);
@@ -249,11 +220,9 @@ TEST(p10_a_reply_that_was_reset_is_stored_again)
             test_stop_process(cox_executor_pid(executor, rank));
         assert_int_equal(load_submit(group, &load), 0);
         /* The collector sleeps on rank 1, and looks at rank 0 once a slice only. */
-        while (atomic_load(sleeping) != 2)
-            sched_yield();
+        AWAIT(atomic_load(sleeping) == 2);
         assert_int_equal(kill(cox_executor_pid(executor, 0), SIGCONT), 0);
-        while (atomic_load(&line->done) == before)
-            sched_yield();
+        AWAIT(atomic_load(&line->done) != before);
         atomic_store(&line->done, before);
         assert_int_equal(kill(cox_executor_pid(executor, 1), SIGCONT), 0);
         load_await(&load, 1); /* in vain; the next request shows that a rank owes a reply */
@@ -262,7 +231,6 @@ TEST(p10_a_reply_that_was_reset_is_stored_again)
         load_deinit(&load);
     }
     group_end(group);
-    cox_control_close(&control);
 }
 
 /* ---- cost ---- */
@@ -310,8 +278,6 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "worker") == 0)
         return checked_worker_main(argc, argv);
-    if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
-        return 1;
     const int failed = test_run(NULL, NULL);
     const int late = punctual_check(&requests) + punctual_check(&stops);
     return failed ? failed : late;

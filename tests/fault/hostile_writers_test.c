@@ -1,20 +1,8 @@
 /* hostile_writers: another process, or a rank, writes over all the memory of a group, again and
  * again. See hostile_fixture.h for what must hold. */
-#include "proto/executor.pb-c.h"
+#include "steps.h"
 #include "hostile_fixture.h"
 #include "meddler.h"
-
-#include <dirent.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <poll.h>
-#include <semaphore.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <time.h>
-#include <unistd.h>
 
 /* ---- many requests in flight ---- */
 
@@ -33,13 +21,14 @@ static void call_typed(struct test_group *group, const Coxswain__ExecuteRequest 
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_ALL,
                                                .deadline_ns = cox_deadline_after_ms(DEADLINE_MS)};
-    struct cox_error err = {0};
-    int r = cox_executor_call(test_group_executor(group), request, &options, NULL, NULL, &err);
+    int r =
+        cox_executor_call(test_group_executor(group), request, &options, NULL, NULL, test_err());
     if (!punctual_note(&requests, options.deadline_ns))
         fail_msg("a call of type %d ended too late: %d %s", (int)request->execute_type, r,
-                 err.text);
-    if (r < 0 || (r && !err.text[0]))
-        fail_msg("a call of type %d ended with %d: %s", (int)request->execute_type, r, err.text);
+                 test_error.text);
+    if (r < 0 || (r && !test_error.text[0]))
+        fail_msg("a call of type %d ended with %d: %s", (int)request->execute_type, r,
+                 test_error.text);
 }
 
 /* Requests that are unpacked on both sides: a step that announces one sequence, an init, and other
@@ -51,30 +40,21 @@ static void call_messages(struct test_group *group, unsigned which)
         COXSWAIN__EXECUTE_TYPE__PD_LINK_STATUS_QUERY, COXSWAIN__EXECUTE_TYPE__PAUSE_COMMAND_EXEC,
         COXSWAIN__EXECUTE_TYPE__KV_TRANSFER,
     };
-    int32_t tokens[] = {1, 2, 3}, blocks[] = {0};
-    uint32_t row_slot[] = {0}, row_position[] = {0}, row_token_count[] = {3};
-    Coxswain__StepBlockTable table = COXSWAIN__STEP_BLOCK_TABLE__INIT;
-    Coxswain__StepBlockTable *tables[] = {&table};
-    Coxswain__StepSequence sequence = COXSWAIN__STEP_SEQUENCE__INIT;
-    Coxswain__StepSequence *sequences[] = {&sequence};
-    Coxswain__StepDelta delta = COXSWAIN__STEP_DELTA__INIT;
-    Coxswain__ExecuteModelRequest model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT;
+    static const int32_t tokens[] = {1, 2, 3}, blocks[] = {0};
+    const Coxswain__ExecuteType type = types[which % (sizeof types / sizeof types[0])];
+    struct test_step step;
+    test_step_init(&step, 0, COXSWAIN__FORWARD_TYPE__PREFILL);
+    test_step_add(&step, &(struct test_row){.id = 7,
+                                            .tokens = tokens,
+                                            .token_count = 3,
+                                            .announce = true,
+                                            .blocks = blocks,
+                                            .block_count = 1});
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
-    request.execute_type = types[which % (sizeof types / sizeof types[0])];
-    if (request.execute_type == COXSWAIN__EXECUTE_TYPE__MODEL_INFER) {
-        table.n_blocks = 1, table.blocks = blocks;
-        sequence.has_seq_id = 1, sequence.seq_id = 7;
-        sequence.n_tokens = 3, sequence.tokens = tokens;
-        sequence.n_tables = 1, sequence.tables = tables;
-        delta.n_announced = 1, delta.announced = sequences;
-        delta.n_row_slot = delta.n_row_position = delta.n_row_token_count = 1;
-        delta.row_slot = row_slot, delta.row_position = row_position;
-        delta.row_token_count = row_token_count;
-        model.step = &delta;
-        request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
-        request.execute_model_request = &model;
-    }
+    request.execute_type = type;
+    if (type == COXSWAIN__EXECUTE_TYPE__MODEL_INFER)
+        request = step.request;
     call_typed(group, &request);
 }
 
@@ -83,9 +63,8 @@ static void call_messages(struct test_group *group, unsigned which)
 static void load_run(struct test_group *group, struct load *load, uint64_t time_ms)
 {
     uint64_t end_ns = cox_deadline_after_ms(time_ms);
-    assert_int_equal(cox_executor_set_handler(test_group_executor(group), COX_CHANNEL_EXECUTE,
-                                              on_completion, NULL),
-                     0);
+    assert_ok(cox_executor_set_handler(test_group_executor(group), COX_CHANNEL_EXECUTE,
+                                       on_completion, NULL));
     for (unsigned i = 0; cox_now_ns() < end_ns && load->submitted < IN_FLIGHT_MAX; i++) {
         if (i % 16 == 15)
             call_messages(group, i / 16);
@@ -183,7 +162,6 @@ static void early_seed(uint32_t rank_count, uint64_t seed)
 {
     char name[64], argument[96];
     struct test_group *group = NULL;
-    struct cox_error err = {0};
     snprintf(argument, sizeof argument, "%" PRIu64 ":%s", seed, test_unique_name(name));
     struct test_helper meddler = test_helper_start("meddle_early", argument);
     char ready;
@@ -192,21 +170,21 @@ static void early_seed(uint32_t rank_count, uint64_t seed)
         .size = sizeof(struct cox_executor_options),
         .name = name,
         .rank_count = rank_count,
-        .workers.command = command,
+        .workers.command = test_own_command,
         .memory.keep_names = true,
         .times.start_timeout_ms = START_MS,
         .times.finalize_ms = FINALIZE_MS,
         .times.term_ms = TERM_MS,
     };
     uint64_t begin_ns = cox_now_ns();
-    int r = test_group_try(&options, &group, &err);
+    int r = test_group_try(&options, &group, test_err());
     if (!punctual_note(&starts, begin_ns + START_MS * COX_NSEC_PER_MSEC))
         fail_msg("start took %" PRIu64 " ms", (cox_now_ns() - begin_ns) / COX_NSEC_PER_MSEC);
     print_message("a stranger at the start, %" PRIu32 " ranks, seed %" PRIu64 ": %s\n", rank_count,
-                  seed, r ? err.text : "started");
-    if (r < 0 || r >= COX_STATUS_COUNT || strstr(err.text, CHECKED_CRASH) ||
-        strstr(err.text, "signal"))
-        fail_msg("start: %d: %s", r, err.text);
+                  seed, r ? test_error.text : "started");
+    if (r < 0 || r >= COX_STATUS_COUNT || strstr(test_error.text, CHECKED_CRASH) ||
+        strstr(test_error.text, "signal"))
+        fail_msg("start: %d: %s", r, test_error.text);
     if (r == 0) {
         group_works(group); /* or not; it ends in time */
         group_end(group);
@@ -336,12 +314,11 @@ static int meddle_main(const char *argument, bool early)
         return 1;
     int r;
     do {
-        struct cox_error err = {0};
-        r = meddler_attach(&meddler, name + 1, seed, &err);
+        r = meddler_attach(&meddler, name + 1, seed, test_err());
         if (r && early && input_ended())
             return 0;
         if (r && !early)
-            fprintf(stderr, "meddler: %s\n", err.text);
+            fprintf(stderr, "meddler: %s\n", test_error.text);
     } while (r && early);
     if (r || (!early && write(STDOUT_FILENO, "", 1) != 1))
         return 1;
@@ -358,8 +335,6 @@ int main(int argc, char **argv)
         return semaphores_main(argv[2]);
     if (argc > 2 && strncmp(argv[1], "meddle", 6) == 0)
         return meddle_main(argv[2], strcmp(argv[1], "meddle_early") == 0);
-    if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
-        return 1;
     const int failed = test_run(NULL, NULL);
     const int late = punctual_check(&requests) + punctual_check(&starts) + punctual_check(&stops);
     return failed ? failed : late;

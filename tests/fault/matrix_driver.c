@@ -6,27 +6,10 @@
 #include "channel/memory/large_payload.h"
 #include "channel/shm/channel.h"
 #include "channel/socket/control_socket.h"
-#include "coordinator/executor/core.h"
 #include "proto/executor.pb-c.h"
 #include "matrix.h"
+#include "steps.h"
 #include "testing.h"
-
-#include <coxswain/requests.h>
-
-#include <dirent.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 #if COX_TESTING
 
@@ -128,9 +111,7 @@ static uint64_t deadline(const struct driver *d)
 static void driver_continue(struct driver *d)
 {
     pid_t pid = cox_executor_pid(d->executor, (uint32_t)d->rank);
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    while (!cox_peer_stopped(pid) && cox_now_ns() < deadline_ns)
-        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    AWAIT(cox_peer_stopped(pid));
     kill(pid, SIGCONT);
     printf("# rank %d goes on\n", d->rank);
 }
@@ -232,43 +213,21 @@ static int call_type(struct driver *d, const struct operation *operation, struct
 static int call_step(struct driver *d, const struct operation *operation, struct cox_error *err)
 {
     (void)operation;
-    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
-    Coxswain__ExecuteModelRequest model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT;
-    Coxswain__StepDelta delta = COXSWAIN__STEP_DELTA__INIT;
-    Coxswain__StepSequence sequence = COXSWAIN__STEP_SEQUENCE__INIT;
-    Coxswain__StepBlockTable table = COXSWAIN__STEP_BLOCK_TABLE__INIT;
-    Coxswain__StepSequence *announced = &sequence;
-    Coxswain__StepBlockTable *tables = &table;
-    int32_t block = 3;
+    static const int32_t block = 3;
     const bool announce = d->base == 0;
-    uint32_t slot = 1, position = announce ? 0 : d->token_count - 1,
-             count = announce ? d->token_count : 1;
-    request.has_execute_type = 1;
-    request.execute_type = TYPE(MODEL_INFER);
-    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
-    request.execute_model_request = &model;
-    model.step = &delta;
-    model.has_forward_type = delta.has_base_sequence = delta.has_table_count = 1;
-    model.forward_type =
-        announce ? COXSWAIN__FORWARD_TYPE__PREFILL : COXSWAIN__FORWARD_TYPE__DECODE;
-    delta.base_sequence = d->base;
-    delta.table_count = 1;
-    delta.n_row_slot = delta.n_row_position = delta.n_row_token_count = 1;
-    delta.row_slot = &slot;
-    delta.row_position = &position;
-    delta.row_token_count = &count;
-    delta.n_announced = announce;
-    delta.announced = &announced;
-    sequence.has_seq_id = sequence.has_slot = 1;
-    sequence.seq_id = 1000;
-    sequence.slot = slot;
-    sequence.n_tokens = d->token_count;
-    sequence.tokens = d->tokens;
-    sequence.n_tables = table.n_blocks = 1;
-    sequence.tables = &tables;
-    table.blocks = &block;
+    struct test_step s;
+    test_step_init(&s, d->base,
+                   announce ? COXSWAIN__FORWARD_TYPE__PREFILL : COXSWAIN__FORWARD_TYPE__DECODE);
+    test_step_add(&s, &(struct test_row){.id = 1000,
+                                         .slot = 1,
+                                         .tokens = d->tokens,
+                                         .token_count = d->token_count,
+                                         .position = announce ? 0 : d->token_count - 1,
+                                         .announce = announce,
+                                         .blocks = &block,
+                                         .block_count = 1});
     const struct cox_submit_options options = how(d, COX_GATHER_RANK0);
-    int r = cox_executor_call(d->executor, &request, &options, visit, &d->record, err);
+    int r = cox_executor_call(d->executor, &s.request, &options, visit, &d->record, err);
     d->base = r == 0 ? d->record.sequence : 0;
     if (r == 0)
         d->tokens[d->token_count++] = d->record.token;
@@ -391,12 +350,11 @@ static const struct operation operations[] = {
 static void operation_do(struct driver *d, const struct operation *operation)
 {
     for (;;) {
-        struct cox_error err = {0};
         d->record = (struct record){0};
-        int r = operation->call(d, operation, &err);
+        int r = operation->call(d, operation, test_err());
         if (driver_slow(d, operation->name, r))
             continue;
-        journal(operation->name, r, &d->record, err.text);
+        journal(operation->name, r, &d->record, test_error.text);
         if (!driver_again(d, r))
             return;
     }
@@ -456,9 +414,8 @@ static struct cox_executor_options options_of(struct driver *d)
 static void group_run(struct driver *d)
 {
     const struct cox_executor_options options = options_of(d);
-    struct cox_error err = {0};
-    int r = cox_executor_start(&options, &d->executor, &err);
-    journal("start", r, NULL, err.text);
+    int r = cox_executor_start(&options, &d->executor, test_err());
+    journal("start", r, NULL, test_error.text);
     if (r)
         return;
     for (uint32_t rank = 0; rank < MATRIX_RANK_COUNT; rank++)
@@ -485,22 +442,21 @@ static void restart_run(struct driver *d)
     const uint32_t rank = MATRIX_RANK_COUNT - 1;
     const struct cox_executor_options options = options_of(d);
     const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    struct cox_error err = {0};
-    int r = cox_executor_start(&options, &d->executor, &err);
-    journal("restart-start", r, NULL, err.text);
+    int r = cox_executor_start(&options, &d->executor, test_err());
+    journal("restart-start", r, NULL, test_error.text);
     if (r)
         return;
     struct cox_init_summary summary;
-    r = cox_executor_init(d->executor, NULL, 0, deadline_ns, &summary, &err);
-    journal("restart-init", r, NULL, err.text);
+    r = cox_executor_init(d->executor, NULL, 0, deadline_ns, &summary, test_err());
+    journal("restart-init", r, NULL, test_error.text);
     const struct operation echo = {"restart-echo", call_opaque, "echo once more", 0};
     kill(cox_executor_pid(d->executor, rank), SIGKILL);
-    while (call_opaque(d, &echo, &err) == 0 && cox_now_ns() < deadline_ns)
+    while (call_opaque(d, &echo, test_err()) == 0 && cox_now_ns() < deadline_ns)
         continue;
-    r = cox_executor_restart(d->executor, rank, deadline_ns, &err);
-    journal("restart", r, NULL, err.text);
-    r = cox_executor_replay_init(d->executor, deadline_ns, &err);
-    journal("restart-replay", r, NULL, err.text);
+    r = cox_executor_restart(d->executor, rank, deadline_ns, test_err());
+    journal("restart", r, NULL, test_error.text);
+    r = cox_executor_replay_init(d->executor, deadline_ns, test_err());
+    journal("restart-replay", r, NULL, test_error.text);
     operation_do(d, &echo);
     journal("restart-stop", (int)cox_executor_stop(d->executor), NULL, "");
     d->executor = cox_executor_free(d->executor);
@@ -515,9 +471,8 @@ static void second_run(struct driver *d)
     d->felt = false;
     d->asked = cox_rank_set_first(MATRIX_RANK_COUNT);
     const struct cox_executor_options options = options_of(d);
-    struct cox_error err = {0};
-    int r = cox_executor_start(&options, &d->executor, &err);
-    journal("second-start", r, NULL, err.text);
+    int r = cox_executor_start(&options, &d->executor, test_err());
+    journal("second-start", r, NULL, test_error.text);
     if (r)
         return;
     const struct operation echo = {"second-echo", call_opaque, "echo again", 0};
@@ -534,10 +489,9 @@ static void other_open(struct driver *d)
     const struct cox_control_socket_options options = {.name = name};
     const struct cox_control_socket_hooks hooks = {.context = d};
     struct cox_control_socket *control_socket = NULL;
-    struct cox_error err = {0};
-    int r = cox_control_socket_open(&options, &hooks, &control_socket, &err);
+    int r = cox_control_socket_open(&options, &hooks, &control_socket, test_err());
     uint32_t count = matrix_sockets_count(NULL);
-    journal("other", r ? r : (int)count - 1, NULL, r ? err.text : "sockets beside its own");
+    journal("other", r ? r : (int)count - 1, NULL, r ? test_error.text : "sockets beside its own");
     cox_control_socket_close(control_socket);
 }
 
@@ -552,17 +506,16 @@ static void leftovers_make(const char *name)
         struct cox_channel channel;
         struct cox_geometry geometry;
         struct cox_geometry_choice choice = {.depth = MATRIX_FLIGHT_COUNT};
-        struct cox_error err = {0};
         for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
             choice.request_size[c] = choice.response_size[c] = 64 << 10;
         const struct cox_control_socket_options options = {.name = name};
         const struct cox_control_socket_hooks hooks = {.context = NULL};
         struct cox_control_socket *control_socket = NULL;
-        if (cox_control_socket_open(&options, &hooks, &control_socket, &err) ||
-            cox_geometry_resolve(MATRIX_RANK_COUNT, &choice, &geometry, &err) ||
-            cox_control_create(&control, name, &geometry, &err) ||
-            cox_channel_create(&channel, name, &control, COX_CHANNEL_LINK, &err))
-            journal("leftovers", err.code, NULL, err.text);
+        if (cox_control_socket_open(&options, &hooks, &control_socket, test_err()) ||
+            cox_geometry_resolve(MATRIX_RANK_COUNT, &choice, &geometry, test_err()) ||
+            cox_control_create(&control, name, &geometry, test_err()) ||
+            cox_channel_create(&channel, name, &control, COX_CHANNEL_LINK, test_err()))
+            journal("leftovers", test_error.code, NULL, test_error.text);
         raise(SIGKILL);
     }
     waitpid(pid, NULL, 0);

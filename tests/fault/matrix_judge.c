@@ -2,12 +2,6 @@
 
 #include "channel/socket/runtime_dir.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-
 #if COX_TESTING
 
 struct matrix_journal matrix_learned;

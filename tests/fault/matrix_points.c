@@ -1,9 +1,6 @@
 /* matrix_points: which points are passed by one kind of group only, or by neither. */
 #include "matrix.h"
 
-#include <stdio.h>
-#include <string.h>
-
 #if COX_TESTING
 
 enum kind {

@@ -1,16 +1,6 @@
 /* matrix_renew: a rank that was killed is started again, and its next incarnation is struck at each
  * of its steps. */
-#include "coordinator/executor/core.h"
 #include "matrix.h"
-
-#include <coxswain/requests.h>
-
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 
 #if COX_TESTING
 
@@ -51,43 +41,39 @@ static int go_on(struct cox_executor *executor, struct cox_error *err)
  */
 static int life_try(struct cox_executor *executor, uint64_t brief_ms)
 {
-    struct cox_error err = {0};
-    int r = cox_executor_replay_init(executor, cox_deadline_after_ms(brief_ms), &err);
-    journal("replay", r, err.text);
+    int r = cox_executor_replay_init(executor, cox_deadline_after_ms(brief_ms), test_err());
+    journal("replay", r, test_error.text);
     if (r == COX_TIMEOUT) {
-        r = go_on(executor, &err);
-        journal("echo", r, err.text);
-        err = (struct cox_error){0};
-        r = cox_executor_replay_init(executor, cox_deadline_after_ms(TEST_PATIENCE_MS), &err);
-        journal("replay", r, err.text);
+        r = go_on(executor, test_err());
+        journal("echo", r, test_error.text);
+        r = cox_executor_replay_init(executor, cox_deadline_after_ms(TEST_PATIENCE_MS), test_err());
+        journal("replay", r, test_error.text);
     }
     if (r)
         return r;
-    r = echo(executor, brief_ms, &err);
-    journal("echo", r, err.text);
+    r = echo(executor, brief_ms, test_err());
+    journal("echo", r, test_error.text);
     if (r != COX_TIMEOUT)
         return r;
-    r = go_on(executor, &err);
-    journal("echo", r, err.text);
+    r = go_on(executor, test_err());
+    journal("echo", r, test_error.text);
     return r;
 }
 
 static void lives_run(struct cox_executor *executor, uint64_t brief_ms)
 {
     struct cox_init_summary summary;
-    struct cox_error err = {0};
     journal("init",
             cox_executor_init(executor, NULL, 0, cox_deadline_after_ms(TEST_PATIENCE_MS), &summary,
-                              &err),
-            err.text);
+                              test_err()),
+            test_error.text);
     const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     kill(cox_executor_pid(executor, RANK), SIGKILL);
-    while (echo(executor, TEST_PATIENCE_MS, &err) == 0 && cox_now_ns() < deadline_ns)
+    while (echo(executor, TEST_PATIENCE_MS, test_err()) == 0 && cox_now_ns() < deadline_ns)
         continue;
     for (int life = 2, r = -1; life <= LIFE_COUNT && r; life++) {
-        err = (struct cox_error){0};
-        r = cox_executor_restart(executor, RANK, cox_deadline_after_ms(brief_ms), &err);
-        journal("renew", r, err.text);
+        r = cox_executor_restart(executor, RANK, cox_deadline_after_ms(brief_ms), test_err());
+        journal("renew", r, test_error.text);
         if (r == 0)
             r = life_try(executor, brief_ms);
     }
@@ -107,9 +93,8 @@ int matrix_renew_drive(const char *name, uint64_t brief_ms)
         .times.term_ms = brief_ms,
     };
     struct cox_executor *executor = NULL;
-    struct cox_error err = {0};
-    int r = cox_executor_start(&options, &executor, &err);
-    journal("start", r, err.text);
+    int r = cox_executor_start(&options, &executor, test_err());
+    journal("start", r, test_error.text);
     if (r)
         return 1;
     lives_run(executor, brief_ms);

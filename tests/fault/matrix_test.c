@@ -13,32 +13,10 @@
  * the machine was too slow for the ranks that should have replied before it, the case is run again
  * with a longer one.
  */
-#include "channel/base/idioms.h"
 #include "matrix.h"
-
-#include <errno.h>
-#include <inttypes.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include "punctual.h"
 
 #if COX_TESTING
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SLOWNESS 5
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SLOWNESS 5
-#endif
-#endif
-#ifndef SLOWNESS
-#define SLOWNESS 1
-#endif
 
 /* What an operation waits for a stopped rank, at first. */
 #define BRIEF_MS (300 * SLOWNESS)

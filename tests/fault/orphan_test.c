@@ -5,27 +5,7 @@
 #include "channel/attach/named/names.h"
 #include "channel/base/peer.h"
 #include "channel/shm/control.h"
-#include "coordinator/executor/core.h"
 #include "testing.h"
-
-#include <coxswain/requests.h>
-
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <poll.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <spawn.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define DESCENDANTS_MAX 256
 #define WORKER COX_TEST_BIN_DIR "/scripted_worker"
@@ -107,11 +87,10 @@ static void *init_main(void *context)
 
 static void stop_every_rank(struct test_group *g)
 {
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     assert_int_equal(test_call(g, &c, "pid"), 0);
     for (uint32_t rank = 0; rank < c.rank_count; rank++)
         test_stop_process(atoi(c.ranks[rank].bytes));
-    test_completion_deinit(&c);
 }
 
 static void bring_about(struct test_group *g, const char *state, char *path)
@@ -136,8 +115,7 @@ static void bring_about(struct test_group *g, const char *state, char *path)
     } else if (strcmp(state, "stopped") == 0) {
         stop_every_rank(g);
     } else if (strcmp(state, "serving") == 0) {
-        const struct test_how how = {.gather = COX_GATHER_ALL};
-        assert_int_equal(test_submit(g, &how, "echo x"), 0);
+        assert_int_equal(test_submit(g, &test_all, "echo x"), 0);
     }
 }
 
@@ -159,14 +137,11 @@ static int coordinator_main(const char *state, const char *argument)
         command[count] = wrappers[wrapper].command[count];
     if (!attaches)
         command[count] = "never";
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .rank_count = rank_count,
-                                                 .name = name,
-                                                 .workers.command = command};
     struct test_group *g = NULL;
-    struct cox_error err = {0};
-    if (test_group_try(&options, &g, &err)) {
-        fprintf(stderr, "%s: %s\n", wrappers[wrapper].name, err.text);
+    if (test_group_try(
+            START_WITH(.rank_count = rank_count, .name = name, .workers.command = command), &g,
+            test_err())) {
+        fprintf(stderr, "%s: %s\n", wrappers[wrapper].name, test_error.text);
         return 2;
     }
     bring_about(g, state, path);
@@ -299,9 +274,7 @@ static void kill_coordinator(const struct group_case *c)
     }
     /* What it leaves in /dev/shm, a sweep removes; the next start does the same. */
     uint32_t swept = 0;
-    struct cox_error err = {0};
-    if (cox_control_sweep(name, &swept, &err))
-        fail_msg("sweep: %s", err.text);
+    assert_ok(cox_control_sweep(name, &swept, test_err()));
     assert_int_equal(test_count_names(name), 0);
     test_sweep_sockets(1);
     if (ready || test_attach() == COX_ATTACH_SEALED)
@@ -429,9 +402,7 @@ TEST(p2_the_end_of_a_wrappers_thread_ends_no_rank)
     char program[4096] = "";
     assert_true(readlink(command[0], program, sizeof program - 1) > 0);
     const char *const real[] = {program, command[1], command[2], NULL};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = real};
-    struct test_group *g = test_group_start(2, &options);
+    OWN_GROUP *g = test_group_start(2, START_WITH(.workers.command = real));
     test_expect_echo(g, "one thread more");
     size_t before[2];
     pid_t pids[2];
@@ -440,15 +411,12 @@ TEST(p2_the_end_of_a_wrappers_thread_ends_no_rank)
         before[rank] = count_threads(pids[rank]);
     }
     test_pipe_release(pipe, 2);
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     for (uint32_t rank = 0; rank < 2; rank++) {
-        while (count_threads(pids[rank]) == before[rank] && cox_now_ns() < deadline_ns)
-            sched_yield();
+        AWAIT(count_threads(pids[rank]) != before[rank]);
         assert_true(count_threads(pids[rank]) < before[rank]);
     }
     for (int i = 0; i < 10; i++)
         test_expect_echo(g, "one thread less");
-    test_group_free(g);
 }
 
 /* ---- a start that fails ---- */
@@ -461,12 +429,11 @@ TEST(p2_a_process_that_attached_to_a_failed_start_ends)
                                    "[ $COXSWAIN_RANK = 0 ] && exec sleep 1000; sh -c '" WORKER
                                    " \"$@\"; true' sh \"$@\"; true",
                                    "sh", NULL};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .rank_count = 2,
-                                                 .workers.command = command,
-                                                 .times.start_timeout_ms = 500};
     struct test_group *g = NULL;
-    assert_int_equal(test_group_try(&options, &g, NULL), COX_TIMEOUT);
+    assert_int_equal(test_group_try(START_WITH(.rank_count = 2, .workers.command = command,
+                                               .times.start_timeout_ms = 500),
+                                    &g, NULL),
+                     COX_TIMEOUT);
     if (!all_gone()) {
         end_remaining();
         fail_msg("processes outlive a start that failed");
@@ -476,14 +443,11 @@ TEST(p2_a_process_that_attached_to_a_failed_start_ends)
 /* argument: the name. Tells how the start fails. */
 static int refused_main(const char *name)
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .rank_count = 1,
-                                                 .name = name,
-                                                 .workers.command = wrappers[NESTED].command};
     struct test_group *g = NULL;
-    struct cox_error err = {0};
-    int r = test_group_try(&options, &g, &err);
-    return dprintf(1, "%d %s", r, err.text) > 0 ? 0 : 1;
+    int r = test_group_try(
+        START_WITH(.rank_count = 1, .name = name, .workers.command = wrappers[NESTED].command), &g,
+        test_err());
+    return dprintf(1, "%d %s", r, test_error.text) > 0 ? 0 : 1;
 }
 
 static void await_attached(const char *name)
@@ -551,7 +515,7 @@ static void *reaper_main(void *context)
  */
 static void die_unseen(void)
 {
-    struct test_group *g = test_group_start(4, NULL);
+    OWN_GROUP *g = test_group_start(4, NULL);
     struct test_pipe *pipe = test_pipe_new();
     const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 10 * TEST_PATIENCE_MS};
     pid_t pid = cox_executor_pid(test_group_executor(g), 2);
@@ -564,11 +528,10 @@ static void die_unseen(void)
     assert_int_equal(c->ranks[2].pid, pid);
     char named[64];
     snprintf(named, sizeof named, "rank 2 (pid %d)", pid);
-    assert_non_null(strstr(c->text, named));
+    assert_contains(c->text, named);
     test_await_death(g, 2);
     assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);
     cox_executor_stop(test_group_executor(g));
-    test_group_free(g);
 }
 
 TEST(p2_a_death_is_reported_although_the_host_ignores_sigchld)

@@ -6,14 +6,6 @@
 #include "forks.h"
 #include "testing.h"
 
-#include <inttypes.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include "tests/unit/pool_fixture.h"
 #include "channel/base/fault.h"
 #include "memory/pool/pool_internal.h"

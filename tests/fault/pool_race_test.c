@@ -5,15 +5,6 @@
 #include "forks.h"
 #include "testing.h"
 
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include "tests/unit/pool_fixture.h"
 #include "channel/base/fault.h"
 
@@ -39,8 +30,7 @@ static struct cox_pool *attached(const struct forks_self *self)
 /* No process leaves before the test has checked: leaving scans every block. */
 static void wait_until_over(struct race *race)
 {
-    while (!atomic_load(&race->is_over))
-        sched_yield();
+    AWAIT(atomic_load(&race->is_over));
 }
 
 /* Runs before the stopped process continues. */
@@ -95,8 +85,7 @@ static void await_stop(pid_t pid)
 
 static void await_step(struct race *race, uint32_t step)
 {
-    while (atomic_load(&race->step) < step)
-        sched_yield();
+    AWAIT(atomic_load(&race->step) >= step);
 }
 
 static struct race *race_new(struct cox_pool **ret_pool)
@@ -148,8 +137,7 @@ static void reader_main(const struct forks_self *self)
     struct cox_pool *pool = attached(self);
     FORK_CHECK(cox_pool_ref(pool, &race->ref, NULL) == 0, "ref");
     atomic_fetch_add(&race->step, 1);
-    while (atomic_load(&race->step) < 3)
-        sched_yield();
+    AWAIT(atomic_load(&race->step) >= 3);
     FORK_CHECK(cox_pool_unref(pool, &race->ref, NULL) == 0, "unref");
     atomic_fetch_add(&race->step, 1);
     wait_until_over(race);
@@ -297,8 +285,7 @@ TEST(b31_b24_threads_of_a_process_close_one_after_the_other)
     assert_int_equal(cox_pool_ref(other, &second.ref, NULL), 0);
     cox_fault_arm("pool.closing:read:coordinator:1");
     pthread_kill(threads[1], SIGUSR1);
-    while (atomic_load(&woken) < 1)
-        sched_yield();
+    AWAIT(atomic_load(&woken) >= 1);
     await_sleep(&second);
     pthread_kill(threads[0], SIGUSR1);
     pthread_join(threads[0], NULL);

@@ -3,14 +3,6 @@
  * writes: no process crashes, every call returns in bounded time, and a message is either refused
  * or lies within a block.
  */
-#include <inttypes.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "tests/unit/queue_fixture.h"
 #include "memory/queue/queue_internal.h"

@@ -7,22 +7,11 @@
  * it completes.
  */
 #include "channel/base/fault.h"
-#include "channel/base/idioms.h"
 #include "memory/pool/pool_internal.h"
 #include "memory/queue/queue_internal.h"
 #include "memory/queue/queue_lock.h"
 #include "tests/unit/queue_fixture.h"
 #include "tests/lib/test.h"
-
-#include <inttypes.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #if COX_TESTING
 
@@ -72,12 +61,11 @@ static void take_all(struct cox_subscriber *subscriber, uint32_t count_max)
 {
     for (uint32_t i = 0; i < count_max; i++) {
         struct cox_message message;
-        struct cox_error err = {0};
-        int r = cox_subscriber_take(subscriber, &message, &err);
+        int r = cox_subscriber_take(subscriber, &message, test_err());
         if (r == COX_EMPTY)
             return;
         if (r)
-            fprintf(stderr, "take: %s: %s\n", cox_status_text(r), err.text);
+            fprintf(stderr, "take: %s: %s\n", cox_status_text(r), test_error.text);
         COX_ASSERT(r == 0);
         COX_ASSERT(fixture_is_sound(&message));
         fixture_let_go(&message);
@@ -203,8 +191,8 @@ static void reclaim(void)
     detach(&own);
 }
 
-/* Evicts a message that the parent's subscribers have not taken. */
-static void overwrite_one(void)
+/* Where the queue is full, it evicts a message that the parent's subscribers have not taken. */
+static void publish_one(void)
 {
     struct own own = attach(true);
     struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, NULL);
@@ -272,12 +260,11 @@ static uint64_t take_rest(struct cox_subscriber *subscriber, const char *what)
     uint64_t last = 0;
     for (;;) {
         struct cox_message message;
-        struct cox_error err = {0};
-        int r = cox_subscriber_take(subscriber, &message, &err);
+        int r = cox_subscriber_take(subscriber, &message, test_err());
         if (r == COX_EMPTY)
             return last;
         if (r)
-            fail_msg("%s: %s: %s", what, cox_status_text(r), err.text);
+            fail_msg("%s: %s: %s", what, cox_status_text(r), test_error.text);
         if (!fixture_is_sound(&message))
             fail_msg("%s: message %" PRIu64 " is not what was published", what, message.number);
         last = message.user_data;
@@ -447,10 +434,9 @@ PLAIN_TEST(b37_a_process_dies_while_it_takes_out_the_dead)
 static uint64_t taken_one(struct cox_subscriber *subscriber, const char *what)
 {
     struct cox_message message;
-    struct cox_error err = {0};
-    int r = cox_subscriber_take(subscriber, &message, &err);
+    int r = cox_subscriber_take(subscriber, &message, test_err());
     if (r)
-        fail_msg("%s: %s: %s", what, cox_status_text(r), err.text);
+        fail_msg("%s: %s: %s", what, cox_status_text(r), test_error.text);
     assert_true(fixture_is_sound(&message));
     fixture_let_go(&message);
     return message.number;
@@ -473,7 +459,7 @@ PLAIN_TEST(b37_h8_a_publisher_dies_while_it_makes_room_in_the_queue)
             for (int k = 0; k < DEPTH; k++)
                 assert_int_equal(fixture_publish(publisher, host, 100, ++user_data_last, NULL), 0);
             assert_int_equal(taken_one(other, plan), 1); /* the message has two copies now */
-            bool killed = child_end(child_start(overwrite_one, plan), plan);
+            bool killed = child_end(child_start(publish_one, plan), plan);
             const uint64_t first = taken_one(near, plan);
             assert_true(first == 1 || first == 2);
             assert_int_equal(taken_one(far, plan), first);
@@ -570,15 +556,6 @@ static void sleep_and_tell(void)
     cox_queue_set_remove(set, sleeper);
     cox_queue_set_free(set);
     cox_subscriber_free(sleeper);
-    detach(&own);
-}
-
-static void publish_one(void)
-{
-    struct own own = attach(true);
-    struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, NULL);
-    child_publish(of_child, own.host, 1);
-    cox_publisher_free(of_child);
     detach(&own);
 }
 
@@ -751,8 +728,7 @@ static void take_far(void)
         fixture_subscriber(own.queue, own.bounce, &own.host, 1, domains, NULL);
     char byte = 'j';
     COX_ASSERT(write(told[1], &byte, 1) == 1);
-    while (cox_subscriber_pending(child_far) == 0)
-        sched_yield();
+    AWAIT(cox_subscriber_pending(child_far) != 0);
     take_all(child_far, 1);
     cox_subscriber_free(child_far);
     detach(&own);

@@ -3,20 +3,10 @@
  * ranks join and operate. Whatever it flips, every operation ends at its deadline at the latest, no
  * process crashes, no fd is lost, and when a barrier reports success all ranks are in it.
  */
-#include "channel/base/idioms.h"
 #include "worker/group/group_layout.h"
 #include "rank_group.h"
 
-#include <inttypes.h>
 #include <linux/futex.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #define RANK_COUNT 4
 #define ROUNDS 300
@@ -193,8 +183,7 @@ static void waits_main(const struct forks_self *self)
         FORK_CHECK(r == 0, "a flipped bit ended the wait: %d", r);
         FORK_CHECK(atomic_load(&victim->released), "a flipped bit was an arrival");
     } else {
-        while (!atomic_load(&victim->released))
-            sched_yield();
+        AWAIT(atomic_load(&victim->released));
         rank_group_barrier(self, group);
     }
     cox_group_leave(group);
@@ -208,8 +197,7 @@ static void flips_main(const struct forks_self *self)
                           victim->memory_fd, 0);
     FORK_CHECK(bytes != MAP_FAILED, "map");
     struct cox_group_layout *layout = (struct cox_group_layout *)bytes;
-    while (!atomic_load(&victim->waiting))
-        sched_yield();
+    AWAIT(atomic_load(&victim->waiting));
     /* The part and identity of rank 1, which has not arrived. */
     uint64_t line = sizeof(struct cox_group_layout) + sizeof(struct cox_group_layout_rank) +
                     COX_GROUP_LINE_SIZE;

@@ -3,21 +3,9 @@
  * others get its death, in whatever operation they are, or no rank can know that it was there.
  */
 #include "channel/base/fault.h"
-#include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "worker/group/group_layout.h"
 #include "rank_group.h"
-
-#include <fcntl.h>
-#include <inttypes.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #if COX_TESTING
 
@@ -96,7 +84,6 @@ static void rank_main(const struct forks_self *self)
 {
     const struct plan *plan = self->context;
     struct cox_group *group = NULL, *all = NULL;
-    struct cox_error err = {0};
     struct cox_rank_set members = cox_rank_set_first(RANK_COUNT);
     char text[64];
     if (plan->death->by_sockets)
@@ -113,22 +100,21 @@ static void rank_main(const struct forks_self *self)
         .rank_count = RANK_COUNT,
         .deadline_ns = cox_deadline_after_ms(plan->deadline_ms),
     };
-    int r = cox_group_join(&options, &group, &err);
+    int r = cox_group_join(&options, &group, test_err());
     if (plan->deadline_ms < TEST_PATIENCE_MS) {
-        FORK_CHECK(r == COX_TIMEOUT || r == COX_PEER_DEAD, "%d %s", r, err.text);
+        FORK_CHECK(r == COX_TIMEOUT || r == COX_PEER_DEAD, "%d %s", r, test_error.text);
         return;
     }
     if (r == 0)
         FORK_CHECK(cox_group_subgroup(group, "all", &members, &all, NULL) == 0, "subgroup");
     if (r == 0 && plan->death->by_chance) {
-        r = cox_group_barrier(group, rank_group_patience(), &err);
+        r = cox_group_barrier(group, rank_group_patience(), test_err());
         if (r == 0) /* no rank was struck */
             _exit(SPARED);
     }
     uint64_t epoch = 0;
     while (r == 0 && epoch < ROUNDS) {
-        err = (struct cox_error){0};
-        r = operations(self, group, all, epoch, &err);
+        r = operations(self, group, all, epoch, test_err());
         if (r == COX_ABORTED)
             r = 0;
         if (r == 0 && self->rank == VICTIM && plan->death->leaves)
@@ -139,17 +125,16 @@ static void rank_main(const struct forks_self *self)
     if (r == 0)
         _exit(SPARED);
     /* Also for the last rank to notice, from ranks that have left by then because they saw it. */
-    FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank 1 "), "%d %s", r, err.text);
+    FORK_CHECK(r == COX_PEER_DEAD && strstr(test_error.text, "rank 1 "), "%d %s", r,
+               test_error.text);
     if (group) {
-        err = (struct cox_error){0};
-        r = cox_group_barrier(group, rank_group_patience(), &err);
-        FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank 1 "), "from then on: %d %s", r,
-                   err.text);
+        r = cox_group_barrier(group, rank_group_patience(), test_err());
+        FORK_CHECK(r == COX_PEER_DEAD && strstr(test_error.text, "rank 1 "), "from then on: %d %s",
+                   r, test_error.text);
         FORK_CHECK(cox_group_align(group, 1000) == 0, "align");
-        err = (struct cox_error){0};
-        r = cox_group_barrier(group, rank_group_patience(), &err);
-        FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank 1 "), "for good: %d %s", r,
-                   err.text);
+        r = cox_group_barrier(group, rank_group_patience(), test_err());
+        FORK_CHECK(r == COX_PEER_DEAD && strstr(test_error.text, "rank 1 "), "for good: %d %s", r,
+                   test_error.text);
     }
     cox_group_leave(group);
 }
@@ -196,9 +181,8 @@ static void others_await(const char *name)
         sched_yield();
     struct cox_group_layout *layout = memory_map(fd);
     for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
-        while (rank != VICTIM && cox_group_holder_state(atomic_load(
-                                     &layout->ranks[rank].identity.holder)) != COX_GROUP_JOINED)
-            sched_yield();
+        AWAIT(!(rank != VICTIM && cox_group_holder_state(atomic_load(
+                                      &layout->ranks[rank].identity.holder)) != COX_GROUP_JOINED));
     munmap(layout, cox_group_memory_size(RANK_COUNT, 0));
     cox_close_fd(&fd);
 }
@@ -329,7 +313,6 @@ static void crowd_main(const struct forks_self *self)
     uint64_t value = self->rank, values[FORKS_MAX];
     int fds[FORKS_MAX], r = 0;
     char text[64];
-    struct cox_error err = {0};
     if (crowd->by_sockets)
         rank_group_deny(self, SYS_pidfd_getfd, SECCOMP_RET_ERRNO | EPERM);
     snprintf(text, sizeof text, "%s:kill:%d:%" PRIu32, crowd->point, CROWD_VICTIM, crowd->passage);
@@ -337,16 +320,18 @@ static void crowd_main(const struct forks_self *self)
     struct cox_group *group = rank_group_join(self);
     for (uint32_t i = 0; i < 3 && r == 0; i++) {
         _cox_cleanup_(cox_close_fd) int fd = memfd_create("own", MFD_CLOEXEC);
-        r = cox_group_barrier(group, rank_group_patience(), &err);
+        r = cox_group_barrier(group, rank_group_patience(), test_err());
         if (r == 0)
-            r = cox_group_gather(group, &value, sizeof value, values, rank_group_patience(), &err);
+            r = cox_group_gather(group, &value, sizeof value, values, rank_group_patience(),
+                                 test_err());
         if (r == 0)
             r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(),
-                                     &err);
+                                     test_err());
         for (uint32_t rank = 0; r == 0 && rank < self->rank_count; rank++)
             cox_close_fd(&fds[rank]);
     }
-    FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank 37 "), "%d %s", r, err.text);
+    FORK_CHECK(r == COX_PEER_DEAD && strstr(test_error.text, "rank 37 "), "%d %s", r,
+               test_error.text);
     cox_group_leave(group);
 }
 
@@ -381,15 +366,13 @@ static void epochs_main(const struct forks_self *self)
 {
     struct epochs *epochs = self->context;
     struct cox_group *group = rank_group_join(self);
-    struct cox_error err = {0};
     cox_fault_rank((int)self->rank);
     cox_fault_arm("group.arrived:kill:2:1");
     if (self->rank != 1)
         FORK_CHECK(cox_group_align(group, 1) == 0, "align");
-    while (self->rank == 1 && !atomic_load(&epochs->is_dead))
-        sched_yield();
-    int r = cox_group_barrier(group, rank_group_patience(), &err);
-    FORK_CHECK(r == COX_PEER_DEAD, "%d %s", r, err.text);
+    AWAIT(!(self->rank == 1 && !atomic_load(&epochs->is_dead)));
+    int r = cox_group_barrier(group, rank_group_patience(), test_err());
+    FORK_CHECK(r == COX_PEER_DEAD, "%d %s", r, test_error.text);
     FORK_CHECK(cox_group_barrier(group, rank_group_patience(), NULL) == COX_PEER_DEAD, "again");
     FORK_CHECK(cox_group_align(group, 5) == 0, "align");
     FORK_CHECK(cox_group_barrier(group, rank_group_patience(), NULL) == COX_PEER_DEAD, "for good");
@@ -416,7 +399,6 @@ RANKS_TEST(b3_a_report_of_a_death_is_read_first, 4, forks_share(4096))
 {
     _Atomic uint32_t *step = self->context;
     struct cox_group *group = rank_group_join(self);
-    struct cox_error err = {0};
     static const uint32_t epochs[] = {1, 2, 0, 1};
     while (atomic_load(step) != 3 - self->rank) /* one after the other, the last first */
         sched_yield();
@@ -424,12 +406,13 @@ RANKS_TEST(b3_a_report_of_a_death_is_read_first, 4, forks_share(4096))
         FORK_CHECK(cox_group_align(group, epochs[self->rank]) == 0, "align");
     int r = self->rank == 1
                 ? 0
-                : cox_group_barrier(group, self->rank == 3 ? 1 : rank_group_patience(), &err);
+                : cox_group_barrier(group, self->rank == 3 ? 1 : rank_group_patience(), test_err());
     if (self->rank == 3) {
-        FORK_CHECK(r == COX_TIMEOUT, "%d %s", r, err.text);
+        FORK_CHECK(r == COX_TIMEOUT, "%d %s", r, test_error.text);
         cox_group_leave(group);
     } else if (self->rank != 1) { /* rank 0 only from rank 2: rank 3 had arrived */
-        FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank 3 "), "%d %s", r, err.text);
+        FORK_CHECK(r == COX_PEER_DEAD && strstr(test_error.text, "rank 3 "), "%d %s", r,
+                   test_error.text);
     }
     for (atomic_fetch_add(step, 1); self->rank != 3 && atomic_load(step) < 4;)
         sched_yield();
@@ -443,12 +426,11 @@ RANKS_TEST(b3_a_rank_that_left_because_of_another_names_it, 4, forks_share(4096)
     _Atomic uint32_t *step = self->context;
     static const uint32_t turns[] = {1, 2, 0, 3};
     struct cox_group *group = rank_group_join(self);
-    struct cox_error err = {0};
-    while (atomic_load(step) != turns[self->rank])
-        sched_yield();
+    AWAIT(atomic_load(step) == turns[self->rank]);
     if (self->rank != 2) {
-        int r = cox_group_barrier(group, rank_group_patience(), &err);
-        FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank 2 "), "%d %s", r, err.text);
+        int r = cox_group_barrier(group, rank_group_patience(), test_err());
+        FORK_CHECK(r == COX_PEER_DEAD && strstr(test_error.text, "rank 2 "), "%d %s", r,
+                   test_error.text);
     }
     cox_group_leave(group);
     atomic_fetch_add(step, 1);
@@ -460,30 +442,30 @@ RANKS_TEST(b3_a_death_that_an_fd_reports, 3, forks_share(4096))
 {
     _Atomic uint32_t *step = self->context;
     struct cox_group *group = rank_group_join(self);
-    struct cox_error err = {0};
     int fds[3] = {-1, -1, -1};
     _cox_cleanup_(cox_close_fd) int fd = memfd_create("own", MFD_CLOEXEC);
     if (self->rank == 2)
         rank_group_deny(self, SYS_pidfd_getfd, SECCOMP_RET_ERRNO | ESRCH);
-    int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(), &err);
+    int r =
+        cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(), test_err());
     for (uint32_t rank = 0; rank < 3; rank++)
         cox_close_fd(&fds[rank]);
-    FORK_CHECK(r == (self->rank == 2 ? COX_PEER_DEAD : 0), "%d %s", r, err.text);
+    FORK_CHECK(r == (self->rank == 2 ? COX_PEER_DEAD : 0), "%d %s", r, test_error.text);
     if (self->rank == 2) {
-        FORK_CHECK(strncmp(err.text, "rank 0 (", 8) == 0, "%s", err.text);
-        r = cox_group_barrier(group, rank_group_patience(), &err);
-        FORK_CHECK(r == COX_PEER_DEAD && strncmp(err.text, "rank 0 (", 8) == 0, "%d %s", r,
-                   err.text);
+        FORK_CHECK(strncmp(test_error.text, "rank 0 (", 8) == 0, "%s", test_error.text);
+        r = cox_group_barrier(group, rank_group_patience(), test_err());
+        FORK_CHECK(r == COX_PEER_DEAD && strncmp(test_error.text, "rank 0 (", 8) == 0, "%d %s", r,
+                   test_error.text);
         cox_group_leave(group);
     }
     for (atomic_fetch_add(step, 1); atomic_load(step) < 3;)
         sched_yield();
     if (self->rank == 2)
         return;
-    r = cox_group_barrier(group, rank_group_patience(), &err);
+    r = cox_group_barrier(group, rank_group_patience(), test_err());
     FORK_CHECK(r == COX_PEER_DEAD &&
-                   strncmp(err.text, self->rank == 0 ? "rank 2 (" : "rank 0 (", 8) == 0,
-               "%d %s", r, err.text);
+                   strncmp(test_error.text, self->rank == 0 ? "rank 2 (" : "rank 0 (", 8) == 0,
+               "%d %s", r, test_error.text);
     cox_group_leave(group);
 }
 
@@ -507,13 +489,12 @@ static void saying_main(const struct forks_self *self)
     const struct saying *saying = sayings->saying;
     struct cox_group_layout_rank *rank = &memory_map(sayings->memory_fd)->ranks[self->rank];
     struct cox_group *group = NULL;
-    struct cox_error err = {0};
     const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
                                               .fd = sayings->memory_fd,
                                               .rank = self->rank,
                                               .rank_count = RANK_COUNT,
                                               .deadline_ns = rank_group_patience()};
-    FORK_CHECK(cox_group_join(&options, &group, &err) == 0, "%s", err.text);
+    FORK_CHECK(cox_group_join(&options, &group, test_err()) == 0, "%s", test_error.text);
     if (self->rank == 2) {
         atomic_store(&rank->identity.said_dead, saying->said_dead);
         if (saying->leaves)
@@ -523,15 +504,14 @@ static void saying_main(const struct forks_self *self)
             atomic_store(&rank->parts[0].aborted, cox_group_aborted(COX_GROUP_EPOCH_NONE));
         atomic_store(&sayings->is_said, true);
     }
-    while (!atomic_load(self->rank == 0 ? &sayings->is_said : &sayings->is_heard))
-        sched_yield();
+    AWAIT(atomic_load(self->rank == 0 ? &sayings->is_said : &sayings->is_heard));
     if (self->rank == 0) {
-        int r = cox_group_barrier(group, rank_group_patience(), &err);
+        int r = cox_group_barrier(group, rank_group_patience(), test_err());
         int again = cox_group_barrier(group, rank_group_patience(), NULL);
         atomic_store(&sayings->is_heard, true);
         FORK_CHECK(r == COX_PEER_DEAD &&
-                       strncmp(err.text, saying->named, strlen(saying->named)) == 0,
-                   "%" PRIx32 ": %d %s", saying->said_dead, r, err.text);
+                       strncmp(test_error.text, saying->named, strlen(saying->named)) == 0,
+                   "%" PRIx32 ": %d %s", saying->said_dead, r, test_error.text);
         FORK_CHECK(again == COX_PEER_DEAD, "again: %d", again);
     }
     cox_group_leave(group);
@@ -590,14 +570,13 @@ TEST(b3_k26_the_report_of_a_rank_that_could_not_join)
                 cox_group_holder(rank == 2 ? COX_GROUP_FAILED : COX_GROUP_JOINED, getpid(), start);
         }
         struct cox_group *group = NULL;
-        struct cox_error err = {0};
         const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
                                                   .fd = fd,
                                                   .rank_count = RANK_COUNT - 1,
                                                   .deadline_ns = rank_group_patience()};
-        assert_int_equal(cox_group_join(&options, &group, &err), COX_PEER_DEAD);
-        if (strncmp(err.text, all[i].named, strlen(all[i].named)) != 0)
-            fail_msg("%s", err.text);
+        assert_int_equal(cox_group_join(&options, &group, test_err()), COX_PEER_DEAD);
+        if (strncmp(test_error.text, all[i].named, strlen(all[i].named)) != 0)
+            fail_msg("%s", test_error.text);
         /* It says the same. */
         assert_int_equal(layout->ranks[0].identity.said_dead, cox_group_said_dead(i == 0 ? 1 : 2));
         munmap(layout, cox_group_memory_size(RANK_COUNT, 0));
@@ -625,8 +604,7 @@ TEST(b4_k3_killed_before_it_is_there)
             char path[128];
             snprintf(path, sizeof path, "/dev/shm/%s_group", forks.name);
             forks_add(&forks, 0, RANK_COUNT, rank_main, &patient);
-            while (access(path, F_OK) < 0)
-                usleep(1000);
+            AWAIT(access(path, F_OK) >= 0);
         }
         forks_add(&forks, VICTIM, RANK_COUNT, rank_main, &plan);
         assert_int_equal(forks_end(&forks, forks.count - 1), 128 + SIGKILL);

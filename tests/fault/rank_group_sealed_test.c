@@ -3,22 +3,10 @@
  * generation in the rank group. It is in no generation then, and none of its words name it; the
  * other ranks, if not stopped, still get its death.
  */
-#include "channel/base/idioms.h"
 #include "testing.h"
 
 #include <coxswain/group.h>
-#include <coxswain/requests.h>
 #include <coxswain/worker.h>
-
-#include <fcntl.h>
-#include <inttypes.h>
-#include <sched.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #define RANK_COUNT 3
 #define VICTIM 1
@@ -67,28 +55,20 @@ static int worker_main(int argc, char **argv)
         .size = sizeof(struct cox_worker_callbacks), .init = on_init};
     struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct cox_worker *worker = NULL;
-    struct cox_error err = {0};
-    int r = cox_worker_options_parse(&options, &argc, argv, &err);
+    int r = cox_worker_options_parse(&options, &argc, argv, test_err());
     if (r == 0)
-        r = cox_worker_new(&options, &callbacks, &options, &worker, &err);
+        r = cox_worker_new(&options, &callbacks, &options, &worker, test_err());
     if (r == 0)
-        r = cox_worker_run(worker, &err);
+        r = cox_worker_run(worker, test_err());
     cox_worker_free(worker);
     return r != 0;
 }
 
 /* ---- the group ---- */
 
-static char program[4096];
-
 static void strike(const char *plan)
 {
-    static const char *const command[] = {program, "worker", NULL};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = command,
-                                                 .memory.attach = COX_ATTACH_SEALED};
     struct cox_init_summary summary;
-    struct cox_error err = {0};
     char path[64];
     int fd = memfd_create("results", MFD_CLOEXEC);
     assert_true(fd >= 0 && ftruncate(fd, RANK_COUNT * sizeof(struct result)) == 0);
@@ -96,15 +76,16 @@ static void strike(const char *plan)
     setenv(RESULTS, path, 1);
     setenv("COXSWAIN_FAULT", plan, 1);
     struct result *results = results_map(path);
-    struct test_group *group = test_group_start(RANK_COUNT, &options);
+    struct test_group *group =
+        test_group_start(RANK_COUNT, START_WITH(.workers.command = test_own_command,
+                                                .memory.attach = COX_ATTACH_SEALED));
     unsetenv("COXSWAIN_FAULT");
     const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     assert_int_equal(
-        cox_executor_init(test_group_executor(group), NULL, 0, deadline_ns, &summary, &err),
+        cox_executor_init(test_group_executor(group), NULL, 0, deadline_ns, &summary, test_err()),
         COX_PEER_DEAD);
     for (uint32_t rank = 0; rank < RANK_COUNT; rank++) {
-        while (rank != VICTIM && !atomic_load(&results[rank].there) && cox_now_ns() < deadline_ns)
-            sched_yield();
+        AWAIT(!(rank != VICTIM && !atomic_load(&results[rank].there)));
         if (rank != VICTIM &&
             (results[rank].err.code != COX_PEER_DEAD || !strstr(results[rank].err.text, "rank 1 ")))
             fail_msg("%s: rank %" PRIu32 ": %d: %s", plan, rank, results[rank].err.code,
@@ -128,8 +109,5 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "worker") == 0)
         return worker_main(argc - 1, argv + 1);
-    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    if (length < 0)
-        return 1;
     return test_run(NULL, NULL);
 }

@@ -5,18 +5,8 @@
  * of another generation.
  */
 #include "channel/base/fault.h"
-#include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "rank_group.h"
-
-#include <inttypes.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
 
 #if COX_TESTING
 
@@ -94,8 +84,7 @@ static int operations(const struct forks_self *self, struct cox_group *group, st
 
 static void await(_Atomic uint32_t *word, uint32_t value)
 {
-    while (atomic_load(word) < value)
-        sched_yield();
+    AWAIT(atomic_load(word) >= value);
 }
 
 static void stopped_main(const struct forks_self *self)
@@ -103,7 +92,6 @@ static void stopped_main(const struct forks_self *self)
     struct session *session = self->context;
     struct cox_group *all = NULL;
     struct cox_rank_set members = cox_rank_set_first(RANK_COUNT);
-    struct cox_error err = {0};
     char text[64];
     if (session->step->by_sockets)
         rank_group_deny(self, SYS_pidfd_getfd, SECCOMP_RET_ERRNO | EPERM);
@@ -116,18 +104,17 @@ static void stopped_main(const struct forks_self *self)
     int r = 0;
     for (int i = 0; r == 0 && i < 2; i++)
         r = operations(self, group, all, self->rank == VICTIM ? TEST_PATIENCE_MS : DEADLINE_MS,
-                       &err);
+                       test_err());
     FORK_CHECK(r == COX_ABORTED || (r == COX_TIMEOUT && self->rank != VICTIM), "%d %s", r,
-               err.text);
-    if (r == COX_TIMEOUT && names(err.text, VICTIM))
+               test_error.text);
+    if (r == COX_TIMEOUT && names(test_error.text, VICTIM))
         atomic_fetch_add(&session->timeouts, 1);
     cox_fault_arm(NULL); /* if it was late, no process would continue it from now on */
     FORK_CHECK(cox_group_align(group, 10) == 0, "align");
     atomic_fetch_add(&session->ended, 1);
     await(&session->ended, RANK_COUNT);
-    err = (struct cox_error){0};
-    r = operations(self, group, all, TEST_PATIENCE_MS, &err);
-    FORK_CHECK(r == 0, "when it goes on: %d %s", r, err.text);
+    r = operations(self, group, all, TEST_PATIENCE_MS, test_err());
+    FORK_CHECK(r == 0, "when it goes on: %d %s", r, test_error.text);
     FORK_CHECK(test_count_fds() == before, "%zu fds, now %zu", before, test_count_fds());
     rank_group_barrier(self, group);
     cox_group_leave(group);
@@ -205,7 +192,6 @@ static void generation_main(const struct forks_self *self)
 {
     const struct generation *own = (const struct generation *)self->context + self->rank;
     struct cox_group *group = NULL;
-    struct cox_error err = {0};
     const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
                                               .name = self->name,
                                               .rank = own->rank,
@@ -218,9 +204,9 @@ static void generation_main(const struct forks_self *self)
         snprintf(text, sizeof text, "group.claimed:stop:%" PRIu32 ":1", self->rank);
         cox_fault_arm(text);
     }
-    int r = cox_group_join(&options, &group, &err);
+    int r = cox_group_join(&options, &group, test_err());
     FORK_CHECK(r == own->expected, "rank %" PRIu32 " of generation %" PRIu64 ": %d %s", own->rank,
-               own->generation, r, err.text);
+               own->generation, r, test_error.text);
     if (r == 0) {
         rank_group_barrier(self, group);
         rank_group_barrier(self, group);
@@ -239,8 +225,7 @@ TEST(b1_k3_a_generation_without_a_word_yet)
     struct forks forks = {.count = 0};
     test_unique_name(forks.name);
     forks_add(&forks, 0, 2, generation_main, generations);
-    while (!cox_peer_stopped(forks.pids[0]))
-        sched_yield();
+    AWAIT(cox_peer_stopped(forks.pids[0]));
     for (uint32_t i = 1; i < 3; i++)
         forks_add(&forks, i, 2, generation_main, generations);
     for (uint32_t i = 1; i < 3; i++)

@@ -2,17 +2,6 @@
  * that. */
 #include "tests/multi/hand.h"
 
-#include <errno.h>
-#include <inttypes.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include "channel/attach/named/names.h"
 #include "channel/shm/control.h"
 #include "channel/base/fault.h"
@@ -144,27 +133,22 @@ static void all_struck_at(const char *point, const char *action, uint32_t rank)
     snprintf(plan, sizeof plan, "%s:%s:%" PRIu32, point, action, rank);
     setenv("COXSWAIN_FAULT_INCARNATION", "2", 1);
     setenv("COXSWAIN_FAULT", plan, 1);
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .memory.attach = test_attach()};
-    struct test_group *group = test_group_start(3, &options);
+    OWN_GROUP *group = test_group_start(3, START_WITH(.memory.attach = test_attach()));
     unsetenv("COXSWAIN_FAULT_INCARNATION");
     unsetenv("COXSWAIN_FAULT");
     struct cox_executor *executor = test_group_executor(group);
-    struct cox_error err = {0};
-    int r = cox_executor_restart(executor, COX_RANK_ALL, test_patience(), &err);
+    int r = cox_executor_restart(executor, COX_RANK_ALL, test_patience(), test_err());
     char named[32];
     snprintf(named, sizeof named, "rank %" PRIu32 " (pid ", rank);
-    if (r && (r != COX_PEER_DEAD || !strstr(err.text, named)))
-        fail_msg("%s: %d: %s", plan, r, err.text);
+    if (r && (r != COX_PEER_DEAD || !strstr(test_error.text, named)))
+        fail_msg("%s: %d: %s", plan, r, test_error.text);
     /* It had attached when it was struck: then it is a death as any other. */
     if (r == 0)
         r = test_call(group, NULL, "echo still there?");
     assert_int_equal(r, COX_PEER_DEAD);
-    err = (struct cox_error){0};
-    if (cox_executor_restart(executor, COX_RANK_ALL, test_patience(), &err))
-        fail_msg("%s: %s", plan, err.text);
+    if (cox_executor_restart(executor, COX_RANK_ALL, test_patience(), test_err()))
+        fail_msg("%s: %s", plan, test_error.text);
     test_expect_echo(group, "again");
-    test_group_free(group);
 }
 
 TEST(p1_p8_one_of_all_killed_on_its_way_in)
@@ -225,19 +209,19 @@ static int driver_main(const char *kind_name_plan)
         .times.start_timeout_ms = TEST_PATIENCE_MS,
     };
     struct cox_executor *executor = NULL;
-    struct cox_error err = {0};
-    int r = cox_executor_start(&options, &executor, &err);
+    int r = cox_executor_start(&options, &executor, test_err());
     if (r == 0 && kind == 'h')
         end_one(executor);
     cox_fault_arm(plan);
     if (r == 0 && kind == 'h') /* no worker comes */
-        r = cox_executor_restart(executor, 1, cox_deadline_after_ms(100), &err) == COX_TIMEOUT ? 0
-                                                                                               : 1;
+        r = cox_executor_restart(executor, 1, cox_deadline_after_ms(100), test_err()) == COX_TIMEOUT
+                ? 0
+                : 1;
     else if (r == 0)
-        r = cox_executor_restart(executor, COX_RANK_ALL, test_patience(), &err);
+        r = cox_executor_restart(executor, COX_RANK_ALL, test_patience(), test_err());
     cox_fault_arm(NULL);
     if (r)
-        fprintf(stderr, "%d: %s\n", r, err.text);
+        fprintf(stderr, "%d: %s\n", r, test_error.text);
     cox_executor_free(executor);
     return r != 0;
 }
@@ -259,9 +243,8 @@ static bool coordinator_struck(enum kind kind, const char *point, uint32_t passa
         continue;
     if (kind == LEGACY) {
         uint32_t count;
-        struct cox_error err = {0};
-        if (cox_control_sweep(name, &count, &err))
-            fail_msg("%s: %s", argument, err.text);
+        if (cox_control_sweep(name, &count, test_err()))
+            fail_msg("%s: %s", argument, test_error.text);
     }
     if (test_count_names(name))
         fail_msg("%s: %zu names are left", argument, test_count_names(name));

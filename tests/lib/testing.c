@@ -1,31 +1,11 @@
 #include "testing.h"
 
-#include "channel/base/idioms.h"
 #include "channel/base/thread.h"
 #include "channel/shm/geometry.h"
 #include "channel/socket/control_socket.h"
-#include "coordinator/executor/core.h"
 #include "coordinator/executor/executor_internal.h"
 #include "proto/executor.pb-c.h"
 #include "ranks.h"
-
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <spawn.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 extern char **environ;
 
@@ -93,10 +73,14 @@ static void copy_tokens(struct test_completion *copy, const struct cox_completio
         return;
     const Coxswain__StepResult *step = response->execute_model_response->step;
     copy->token_count = step->n_tokens;
+    copy->logprob_count = step->n_logprobs;
     copy->tokens = calloc(step->n_tokens + 1, sizeof *copy->tokens);
-    COX_ASSERT(copy->tokens);
+    copy->logprobs = calloc(step->n_logprobs + 1, sizeof *copy->logprobs);
+    COX_ASSERT(copy->tokens && copy->logprobs);
     if (step->n_tokens)
         memcpy(copy->tokens, step->tokens, step->n_tokens * sizeof *copy->tokens);
+    if (step->n_logprobs)
+        memcpy(copy->logprobs, step->logprobs, step->n_logprobs * sizeof *copy->logprobs);
 }
 
 void test_completion_copy(struct test_completion *copy, const struct cox_completion *completion)
@@ -148,6 +132,7 @@ void test_completion_deinit(struct test_completion *completion)
     free(completion->ranks);
     free(completion->text);
     free(completion->tokens);
+    free(completion->logprobs);
     *completion = (struct test_completion){0};
 }
 
@@ -254,9 +239,7 @@ const char *test_runtime_dir(void)
 void test_sweep_sockets(uint32_t count)
 {
     uint32_t swept = 0;
-    struct cox_error err = {0};
-    if (cox_control_socket_sweep(test_runtime_dir(), &swept, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_control_socket_sweep(test_runtime_dir(), &swept, test_err()));
     assert_int_equal(swept, count);
 }
 
@@ -270,6 +253,14 @@ static size_t count_sockets(void)
     if (dir)
         closedir(dir);
     return count;
+}
+
+char test_program[4096];
+const char *const test_own_command[] = {test_program, "worker", NULL};
+
+__attribute__((constructor)) static void test_program_find(void)
+{
+    COX_ASSERT(readlink("/proc/self/exe", test_program, sizeof test_program - 1) > 0);
 }
 
 const char *test_worker_program(void)
@@ -350,11 +341,8 @@ struct test_group *test_group_start(uint32_t rank_count, const struct cox_execut
     struct cox_executor_options options =
         base ? *base : (struct cox_executor_options){.size = sizeof(struct cox_executor_options)};
     struct test_group *group = NULL;
-    struct cox_error err = {0};
     options.rank_count = rank_count;
-    int r = test_group_try(&options, &group, &err);
-    if (r)
-        fail_msg("the group does not start: %d: %s", r, err.text);
+    assert_ok(test_group_try(&options, &group, test_err()));
     return group;
 }
 
@@ -446,6 +434,8 @@ const char *test_death_text(struct test_group *group, uint32_t rank)
 
 /* ---- requests ---- */
 
+const struct test_how test_all = {.gather = COX_GATHER_ALL};
+
 static void visit_copy(void *context, const struct cox_completion *completion)
 {
     struct test_completion *copy = context;
@@ -476,10 +466,12 @@ int test_call_bytes(struct test_group *group, struct test_completion *ret_comple
     group->err = (struct cox_error){0};
     int r = cox_executor_call_opaque(group->executor, bytes, size, &options, visit_copy, &own,
                                      &group->err);
-    if (ret_completion)
+    if (ret_completion) {
+        test_completion_deinit(ret_completion);
         *ret_completion = own;
-    else
+    } else {
         test_completion_deinit(&own);
+    }
     return r;
 }
 
@@ -497,10 +489,9 @@ static int call_format(struct test_group *group, struct test_completion *ret_com
 int test_call(struct test_group *group, struct test_completion *ret_completion, const char *format,
               ...)
 {
-    const struct test_how how = {.gather = COX_GATHER_ALL};
     va_list args;
     va_start(args, format);
-    int r = call_format(group, ret_completion, &how, format, args);
+    int r = call_format(group, ret_completion, &test_all, format, args);
     va_end(args);
     return r;
 }
@@ -522,7 +513,7 @@ const char *test_error_text(const struct test_group *group)
 
 void test_expect_echo(struct test_group *group, const char *text)
 {
-    struct test_completion completion;
+    OWN_COMPLETION completion = {0};
     int r = test_call(group, &completion, "echo %s", text);
     if (r)
         fail_msg("echo %s: %d: %s", text, r, group->err.text);
@@ -530,7 +521,6 @@ void test_expect_echo(struct test_group *group, const char *text)
         assert_int_equal(completion.ranks[rank].outcome, COX_OUTCOME_OK);
         assert_string_equal(completion.ranks[rank].bytes, text);
     }
-    test_completion_deinit(&completion);
 }
 
 static int submit_bytes(struct test_group *group, const struct test_how *how, const void *bytes,

@@ -13,11 +13,11 @@
 #ifndef COX_TESTS_LIB_TESTING_H
 #define COX_TESTS_LIB_TESTING_H
 
+#include "coordinator/executor/core.h"
 #include "tests/lib/test.h"
 
 #include <coxswain/executor.h>
-
-#include <semaphore.h>
+#include <coxswain/requests.h>
 
 /* How long a test waits before it calls something lost; generous, sanitizers on a busy machine are
  * slow. */
@@ -70,10 +70,13 @@ struct test_completion {
     uint64_t submitted_ns, published_ns, completed_ns;
     /* of a step's payload */
     int32_t *tokens;
-    size_t token_count;
+    float *logprobs;
+    size_t token_count, logprob_count;
 };
 void test_completion_copy(struct test_completion *copy, const struct cox_completion *completion);
 void test_completion_deinit(struct test_completion *completion); /* idempotent */
+/* One that goes with its scope: OWN_COMPLETION c = {0}; */
+#define OWN_COMPLETION _cox_cleanup_(test_completion_deinit) struct test_completion
 
 /* ---- groups ---- */
 
@@ -87,32 +90,56 @@ struct test_group *test_group_start(uint32_t rank_count, const struct cox_execut
 int test_group_try(const struct cox_executor_options *options, struct test_group **ret_group,
                    struct cox_error *err);
 struct test_group *test_group_free(struct test_group *group); /* stops; returns NULL */
+/* One that goes with its scope: OWN_GROUP *g = test_group_start(2, NULL); */
+#define OWN_GROUP _cox_cleanup_(test_group_end) struct test_group
+static inline void test_group_end(struct test_group **own)
+{
+    *own = test_group_free(*own);
+}
 struct cox_executor *test_group_executor(struct test_group *group);
 const char *test_worker_program(void);
+/* This program, and the command of one that is its own worker. */
+extern char test_program[4096];
+extern const char *const test_own_command[3]; /* test_program, "worker", NULL */
 
-/* A test over a group `g` of scripted workers. */
+/* A test over a group `g` of scripted workers, with its `executor`. */
 #define GROUP_TEST(name, rank_count)                                                               \
-    static void name##_in(struct test_group *g);                                                   \
+    static void name##_in(struct test_group *g, struct cox_executor *executor);                    \
     TEST(name)                                                                                     \
     {                                                                                              \
-        struct test_group *group = test_group_start(rank_count, NULL);                             \
-        name##_in(group);                                                                          \
-        test_group_free(group);                                                                    \
+        struct test_group *own = test_group_start(rank_count, NULL);                               \
+        name##_in(own, test_group_executor(own));                                                  \
+        test_group_free(own);                                                                      \
     }                                                                                              \
-    static void name##_in(__attribute__((unused)) struct test_group *g)
+    static void name##_in(__attribute__((unused)) struct test_group *g,                            \
+                          __attribute__((unused)) struct cox_executor *executor)
+
+/* The same, with members of its struct cox_executor_options. */
+#define GROUP_TEST_WITH(name, rank_count, ...)                                                     \
+    static void name##_in(struct test_group *g, struct cox_executor *executor);                    \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        const struct cox_executor_options options = {.size = sizeof options, __VA_ARGS__};         \
+        struct test_group *own = test_group_start(rank_count, &options);                           \
+        name##_in(own, test_group_executor(own));                                                  \
+        test_group_free(own);                                                                      \
+    }                                                                                              \
+    static void name##_in(__attribute__((unused)) struct test_group *g,                            \
+                          __attribute__((unused)) struct cox_executor *executor)
 
 /* The same over groups of 1, 2, 4 and 8, one after the other; n is how many. */
 #define GROUPS_TEST(name)                                                                          \
-    static void name##_in(struct test_group *g, uint32_t n);                                       \
+    static void name##_in(struct test_group *g, struct cox_executor *executor, uint32_t n);        \
     TEST(name)                                                                                     \
     {                                                                                              \
         for (uint32_t rank_count = 1; rank_count <= 8; rank_count *= 2) {                          \
-            struct test_group *group = test_group_start(rank_count, NULL);                         \
-            name##_in(group, rank_count);                                                          \
-            test_group_free(group);                                                                \
+            struct test_group *own = test_group_start(rank_count, NULL);                           \
+            name##_in(own, test_group_executor(own), rank_count);                                  \
+            test_group_free(own);                                                                  \
         }                                                                                          \
     }                                                                                              \
     static void name##_in(__attribute__((unused)) struct test_group *g,                            \
+                          __attribute__((unused)) struct cox_executor *executor,                   \
                           __attribute__((unused)) uint32_t n)
 
 /* Lines that workers wrote to stdout or stderr. rank -1: any. Waits until `count` of them start
@@ -149,10 +176,23 @@ struct test_how {
     /* a second completion follows when late ranks have replied */
     bool report_late;
 };
+extern const struct test_how test_all; /* from all ranks, with nothing else */
+
+/* Options of a call or a start, by the members that are not 0, where they are used once. */
+#define SUBMIT_WITH(...)                                                                           \
+    &(const struct cox_submit_options)                                                             \
+    {                                                                                              \
+        .size = sizeof(struct cox_submit_options), __VA_ARGS__                                     \
+    }
+#define START_WITH(...)                                                                            \
+    &(const struct cox_executor_options)                                                           \
+    {                                                                                              \
+        .size = sizeof(struct cox_executor_options), __VA_ARGS__                                   \
+    }
 
 /* Calls with a command of the scripted worker; gather ALL from all ranks. Returns what call
- * returns; *ret_completion (may be NULL) is filled in any case, and emptied when there was no
- * completion. */
+ * returns; *ret_completion (may be NULL; valid before, or zero) is filled in any case, and emptied
+ * when there was no completion. */
 int test_call(struct test_group *group, struct test_completion *ret_completion, const char *format,
               ...) __attribute__((format(printf, 3, 4)));
 int test_call_how(struct test_group *group, struct test_completion *ret_completion,

@@ -1,14 +1,5 @@
 #include "testing.h"
 
-#include "coordinator/executor/core.h"
-
-#include <errno.h>
-#include <inttypes.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <time.h>
-
 uint64_t test_patience(void)
 {
     return cox_deadline_after_ms(TEST_PATIENCE_MS);
@@ -46,19 +37,17 @@ void test_kill_rank(struct test_group *group, uint32_t rank)
 
 void test_restart_rank(struct test_group *group, uint32_t rank)
 {
-    struct cox_error err = {0};
-    int r = cox_executor_restart(test_group_executor(group), rank, test_patience(), &err);
+    int r = cox_executor_restart(test_group_executor(group), rank, test_patience(), test_err());
     if (r)
-        fail_msg("restart of rank %" PRIu32 ": %d: %s", rank, r, err.text);
+        fail_msg("restart of rank %" PRIu32 ": %d: %s", rank, r, test_error.text);
 }
 
 unsigned test_served(struct test_group *group, uint32_t rank)
 {
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     if (test_call_how(group, &c, &how, "served"))
         fail_msg("rank %" PRIu32 ": %s", rank, test_error_text(group));
     unsigned count = (unsigned)atoi(c.ranks[rank].bytes);
-    test_completion_deinit(&c);
     return count;
 }

@@ -1,12 +1,5 @@
 /* No allocation between request and reply, on either side: every allocation of this program is
  * counted, and it is its own worker, which replies with its count. */
-#include <errno.h>
-#include <semaphore.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include <coxswain/executor.h>
 #include "proto/executor.pb-c.h"
@@ -104,14 +97,13 @@ static int worker_main(int argc, char **argv)
                                                           .execute = worker_execute};
     struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct cox_worker *worker = NULL;
-    struct cox_error err = {0};
-    int r = cox_worker_options_parse(&options, &argc, argv, &err);
+    int r = cox_worker_options_parse(&options, &argc, argv, test_err());
     if (r == 0)
-        r = cox_worker_new(&options, &callbacks, NULL, &worker, &err);
+        r = cox_worker_new(&options, &callbacks, NULL, &worker, test_err());
     if (r == 0)
-        r = cox_worker_run(worker, &err);
+        r = cox_worker_run(worker, test_err());
     if (r)
-        fprintf(stderr, "worker: %s\n", err.text);
+        fprintf(stderr, "worker: %s\n", test_error.text);
     cox_worker_free(worker);
     return r != 0;
 }

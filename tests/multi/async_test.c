@@ -3,16 +3,10 @@
  * same for any number of steps in flight, also where sequences end, are preempted or cancelled
  * meanwhile and ranks are replaced: requirement P8.
  */
-#include "coordinator/executor/core.h"
 #include "coordinator/recovery/recovery.h"
 #include "engine/batching/engine_loop.h"
 #include "async_model.h"
 #include "testing.h"
-
-#include <inttypes.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
 
 #define REQUEST_COUNT 100
 #define PROMPT_MAX 40
@@ -62,15 +56,10 @@ static void group_start_as(uint32_t rank_count, uint32_t depth, const char *cons
                                                   .policy.backoff_max_ms = 10};
     struct cox_recovery *started = NULL;
     struct cox_init_summary summary;
-    struct cox_error err = {0};
-    int r = cox_executor_start(&options, &executor, &err);
-    if (r == 0)
-        r = cox_executor_init(executor, NULL, 0, cox_deadline_after_ms(TEST_PATIENCE_MS), &summary,
-                              &err);
-    if (r == 0)
-        r = cox_recovery_start(executor, &replaces, &started, &err);
-    if (r)
-        fail_msg("no group: %d: %s", r, err.text);
+    assert_ok(cox_executor_start(&options, &executor, test_err()));
+    assert_ok(cox_executor_init(executor, NULL, 0, cox_deadline_after_ms(TEST_PATIENCE_MS),
+                                &summary, test_err()));
+    assert_ok(cox_recovery_start(executor, &replaces, &started, test_err()));
     atomic_store(&recovery, started);
 }
 
@@ -160,10 +149,9 @@ static bool on_feed(void *context, bool idle, uint64_t until_ns)
         return false;
     feed_count++;
     if (kill_every && feed_count % kill_every == 0) {
-        struct cox_error err = {0};
         uint32_t rank = draw(cox_executor_rank_count(executor));
-        if (cox_executor_kill(executor, rank, &err))
-            fail_msg("rank %" PRIu32 " was not killed: %s", rank, err.text);
+        if (cox_executor_kill(executor, rank, test_err()))
+            fail_msg("rank %" PRIu32 " was not killed: %s", rank, test_error.text);
     }
     if (cancel_every && feed_count % cancel_every == 0) {
         struct request *request = &requests[draw(REQUEST_COUNT)];
@@ -194,11 +182,9 @@ static void run(uint32_t in_flight, uint32_t block_count, int code,
         .recover = on_recover,
         .recover_context = atomic_load(&recovery),
     };
-    struct cox_error err = {0};
     feed_count = 0;
-    int r = cox_engine_loop_new(executor, &options, &engine_loop, &err);
-    if (r)
-        fail_msg("no engine loop: %s", err.text);
+    int r = cox_engine_loop_new(executor, &options, &engine_loop, test_err());
+    assert_ok(r);
     for (int i = 0; i < REQUEST_COUNT; i++) {
         const struct cox_prompt_request request = {
             .tokens = requests[i].tokens,
@@ -210,9 +196,8 @@ static void run(uint32_t in_flight, uint32_t block_count, int code,
         };
         assert_int_equal(cox_engine_loop_add(engine_loop, &request), 0);
     }
-    r = cox_engine_loop_run(engine_loop, &err);
-    if (r != code)
-        fail_msg("run returned %d: %s", r, err.text);
+    r = cox_engine_loop_run(engine_loop, test_err());
+    assert_refused(r, code, "");
     for (int i = 0; i < REQUEST_COUNT; i++)
         assert_int_equal(requests[i].done_count, 1);
     assert_int_equal(cox_engine_loop_free_blocks(engine_loop), block_count);
@@ -318,10 +303,7 @@ ASYNC_TEST(p8_a_step_that_is_late_comes_again_with_fewer_tokens)
 {
     kill_every = cancel_every = 0;
     for (size_t n = 0; n < 3; n++) {
-        struct cox_error err = {0};
-        int r = run_slow(rank_counts[n], "12", &err);
-        if (r)
-            fail_msg("run returned %d: %s", r, err.text);
+        assert_ok(run_slow(rank_counts[n], "12", test_err()));
         /* The prompt, its half, and then all of it in parts that are in time. */
         static const uint32_t expected[] = {40, 20, 10, 10, 10, 10};
         assert_true(size_count > 6);
@@ -332,14 +314,13 @@ ASYNC_TEST(p8_a_step_that_is_late_comes_again_with_fewer_tokens)
 ASYNC_TEST(p8_what_is_late_for_ever_says_what_to_do)
 {
     static const uint32_t expected[] = {40, 20, 10, 5};
-    struct cox_error err = {0};
     kill_every = cancel_every = 0;
-    assert_int_equal(run_slow(2, "0", &err), COX_TIMEOUT);
+    assert_int_equal(run_slow(2, "0", test_err()), COX_TIMEOUT);
     assert_int_equal(size_count, 4);
     assert_memory_equal(sizes, expected, sizeof expected);
-    assert_non_null(strstr(err.text, "tried 4 times, at last with 5 tokens"));
-    assert_non_null(strstr(err.text, "--timeout"));
-    assert_non_null(strstr(err.text, "--step-tokens"));
+    assert_contains(test_error.text, "tried 4 times, at last with 5 tokens");
+    assert_contains(test_error.text, "--timeout");
+    assert_contains(test_error.text, "--step-tokens");
 }
 
 ASYNC_TEST(more_steps_than_the_channel_has_frames_are_refused)
@@ -347,11 +328,10 @@ ASYNC_TEST(more_steps_than_the_channel_has_frames_are_refused)
     struct cox_engine_loop_options options = {
         .block_count = 8, .block_size = 4, .position_count_max = 32, .steps_in_flight = 3};
     struct cox_engine_loop_stats stats;
-    struct cox_error err = {0};
     kill_every = cancel_every = 0;
     group_start(1, 2, NULL);
-    assert_int_equal(cox_engine_loop_new(executor, &options, &engine_loop, &err), COX_INVALID);
-    assert_non_null(strstr(err.text, "3 steps in flight: at most 2"));
+    assert_refused(cox_engine_loop_new(executor, &options, &engine_loop, test_err()), COX_INVALID,
+                   "3 steps in flight: at most 2");
     group_end();
     group_start(1, 1, NULL); /* 0: what may be */
     requests_make(9);

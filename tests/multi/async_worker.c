@@ -8,12 +8,7 @@
 #include "async_model.h"
 
 #include "worker/loop/worker_internal.h"
-
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
+#include "tests/lib/posix.h"
 
 struct cell {
     int64_t id;

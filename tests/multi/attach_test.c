@@ -5,9 +5,6 @@
 #include "channel/shm/region.h"
 #include "testing.h"
 
-#include <pthread.h>
-#include <sched.h>
-
 static struct cox_geometry geometry_of(uint32_t rank_count)
 {
     const struct cox_geometry_choice choice = {.depth = 2};

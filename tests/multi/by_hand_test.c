@@ -2,21 +2,9 @@
  * come. */
 #include "channel/base/peer.h"
 #include "channel/socket/control_socket.h"
-#include "coordinator/executor/core.h"
 #include "hand.h"
 
 #include <coxswain/worker.h>
-
-#include <fcntl.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <spawn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 extern char **environ;
 
@@ -50,32 +38,31 @@ static int client_main(const char *control_socket)
     struct cox_worker *worker = NULL;
     char order;
     while (read(STDIN_FILENO, &order, 1) == 1) {
-        struct cox_error err = {0};
         int r = 0;
         struct cox_worker_options options = {.size = sizeof(struct cox_worker_options),
                                              .rank = COX_WORKER_RANK_ANY};
         switch (order) {
         case 'v': /* comes and goes */
-            r = log_on(control_socket, COX_HELLO_RANK_ANY, 0, &err);
+            r = log_on(control_socket, COX_HELLO_RANK_ANY, 0, test_err());
             break;
         case 's': /* claims to be another incarnation of this pid */
-            r = log_on(control_socket, COX_HELLO_RANK_ANY, 1, &err);
+            r = log_on(control_socket, COX_HELLO_RANK_ANY, 1, test_err());
             break;
         case 'o': /* as an old incarnation */
-            r = log_on_as(control_socket, 0, 1, 0, &err);
+            r = log_on_as(control_socket, 0, 1, 0, test_err());
             break;
         case '1':
-            r = log_on(control_socket, 1, 0, &err);
+            r = log_on(control_socket, 1, 0, test_err());
             break;
         case 'w': /* becomes a rank */
             snprintf(options.control_socket, sizeof options.control_socket, "%s", control_socket);
-            r = cox_worker_new(&options, &callbacks, NULL, &worker, &err);
+            r = cox_worker_new(&options, &callbacks, NULL, &worker, test_err());
             break;
         case 'l': /* and leaves */
             worker = cox_worker_free(worker);
             break;
         }
-        dprintf(STDOUT_FILENO, "%d %s\n", r, err.text);
+        dprintf(STDOUT_FILENO, "%d %s\n", r, test_error.text);
     }
     return 0;
 }
@@ -219,13 +206,12 @@ TEST(b25_a_process_that_claims_another_identity_is_no_rank)
 {
     struct hand hand = {.result = -1, .options = COX_EXECUTOR_OPTIONS_INIT};
     char text[512];
-    struct cox_error err = {0};
     hand_open(&hand, 1, COX_ATTACH_SEALED);
     struct test_helper client = test_helper_start("client", hand.control_socket);
     assert_int_equal(client_do(&client, 's', text), COX_PEER_DEAD);
     /* Nor is the coordinator, which would signal itself. */
-    assert_int_equal(log_on(hand.control_socket, COX_HELLO_RANK_ANY, 0, &err), COX_INVALID);
-    assert_contains(err.text, "this process is the coordinator");
+    assert_refused(log_on(hand.control_socket, COX_HELLO_RANK_ANY, 0, test_err()), COX_INVALID,
+                   "this process is the coordinator");
     if (client_do(&client, 'w', text))
         fail_msg("%s", text);
     hand_complete(&hand);

@@ -73,24 +73,19 @@ static void visit_copy(void *context, const struct cox_completion *completion)
 int step_call(struct test_group *g, const struct step *s, uint64_t timeout_ms,
               struct test_completion *c)
 {
-    const struct cox_submit_options options = {
-        .size = sizeof(struct cox_submit_options),
-        .gather = COX_GATHER_RANK0,
-        .deadline_ns = cox_deadline_after_ms(timeout_ms),
-    };
-    struct cox_error err = {0};
-    *c = (struct test_completion){0};
-    return cox_executor_call(test_group_executor(g), &s->request, &options, visit_copy, c, &err);
+    test_completion_deinit(c);
+    return cox_executor_call(
+        test_group_executor(g), &s->request,
+        SUBMIT_WITH(.gather = COX_GATHER_RANK0, .deadline_ns = cox_deadline_after_ms(timeout_ms)),
+        visit_copy, c, test_err());
 }
 
 int step_submit(struct test_group *g, const struct step *s)
 {
-    const struct cox_submit_options options = {
-        .size = sizeof(struct cox_submit_options),
-        .gather = COX_GATHER_RANK0,
-        .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS),
-    };
-    return cox_executor_submit(test_group_executor(g), &s->request, &options, NULL, NULL);
+    return cox_executor_submit(test_group_executor(g), &s->request,
+                               SUBMIT_WITH(.gather = COX_GATHER_RANK0,
+                                           .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)),
+                               NULL, NULL);
 }
 
 /* One step of all chats. Returns its status; on success the tokens are appended and *base moves,
@@ -98,7 +93,7 @@ int step_submit(struct test_group *g, const struct step *s)
 int chats_step(struct test_group *g, struct chat *chats, uint64_t *base, uint64_t timeout_ms)
 {
     struct step s;
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     step_init(&s, *base, *base ? COX_FORWARD_DECODE : COX_FORWARD_PREFILL);
     for (uint32_t i = 0; i < CHAT_COUNT; i++)
         step_row(&s, &chats[i], *base == 0);
@@ -109,7 +104,6 @@ int chats_step(struct test_group *g, struct chat *chats, uint64_t *base, uint64_
         for (uint32_t i = 0; i < CHAT_COUNT; i++)
             chats[i].tokens[chats[i].count++] = c.tokens[i];
     }
-    test_completion_deinit(&c);
     return r;
 }
 
@@ -117,13 +111,12 @@ int chats_step(struct test_group *g, struct chat *chats, uint64_t *base, uint64_
 int chats_step_one(struct test_group *g, struct chat *chats, uint64_t *base)
 {
     struct step s;
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     step_init(&s, *base, *base ? COX_FORWARD_DECODE : COX_FORWARD_PREFILL);
     step_row(&s, &chats[0], *base == 0);
     int r = step_call(g, &s, TEST_PATIENCE_MS, &c);
     *base = r == 0 ? c.sequence : 0;
     if (r == 0)
         chats[0].tokens[chats[0].count++] = c.tokens[0];
-    test_completion_deinit(&c);
     return r;
 }

@@ -11,7 +11,6 @@
 #include "proto/executor.pb-c.h"
 #include "testing.h"
 
-#include <coxswain/requests.h>
 #include <coxswain/worker.h>
 
 #define CHAT_COUNT 3

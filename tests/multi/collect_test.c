@@ -1,47 +1,31 @@
 /* Completions that the host collects on its own threads. */
-#include "coordinator/executor/core.h"
 #include "testing.h"
-
-#include <coxswain/base.h>
-
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define EXECUTE COX_CHANNEL_EXECUTE
 #define DEPTH 4
 
 static struct test_group *start(uint32_t rank_count)
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .collect = true,
-                                                 .depth = DEPTH,
-                                                 .times.finalize_ms = 300};
-    return test_group_start(rank_count, &options);
+    return test_group_start(rank_count,
+                            START_WITH(.collect = true, .depth = DEPTH, .times.finalize_ms = 300));
 }
 
 static int submit(struct test_group *g, const char *text, void *context, uint64_t deadline_ns,
                   struct cox_error *err)
 {
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_ALL,
-                                               .deadline_ns = deadline_ns,
-                                               .request_context = context};
     uint64_t sequence;
-    return cox_executor_submit_opaque(test_group_executor(g), text, strlen(text), &options,
+    return cox_executor_submit_opaque(test_group_executor(g), text, strlen(text),
+                                      SUBMIT_WITH(.gather = COX_GATHER_ALL,
+                                                  .deadline_ns = deadline_ns,
+                                                  .request_context = context),
                                       &sequence, err);
 }
 
 /* After a request that ended early, some ranks may still have to reply to it. */
 static void submit_persist(struct test_group *g, const char *text)
 {
-    struct cox_error err = {0};
     int r;
-    while ((r = submit(g, text, NULL, test_patience(), &err)) == COX_LATE || r == COX_FULL)
+    while ((r = submit(g, text, NULL, test_patience(), test_err())) == COX_LATE || r == COX_FULL)
         sched_yield();
     assert_int_equal(r, 0);
 }
@@ -49,9 +33,8 @@ static void submit_persist(struct test_group *g, const char *text)
 static int collect(struct test_group *g, struct cox_completion *completions, uint32_t count_max,
                    uint64_t deadline_ns, uint32_t *ret_count)
 {
-    struct cox_error err = {0};
     return cox_executor_completions(test_group_executor(g), EXECUTE, completions, count_max,
-                                    deadline_ns, ret_count, &err);
+                                    deadline_ns, ret_count, test_err());
 }
 
 static void expect_text(const struct cox_completion *completion, const char *text)
@@ -70,16 +53,15 @@ TEST(p4_completions_are_collected_in_order_and_stay_whole)
 {
     static const uint32_t counts[] = {1, 2, 4, 8};
     for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
-        struct test_group *g = start(counts[n]);
+        OWN_GROUP *g = start(counts[n]);
         struct cox_completion completions[DEPTH];
         uint32_t count, seen = 0;
         char texts[64][32];
         for (uint32_t sent = 0; seen < 64;) {
-            struct cox_error err = {0};
             int r = COX_FULL;
             while (sent < 64) {
                 snprintf(texts[sent], sizeof texts[sent], "echo number %u", sent);
-                r = submit(g, texts[sent], texts[sent], test_patience(), &err);
+                r = submit(g, texts[sent], texts[sent], test_patience(), test_err());
                 if (r)
                     break;
                 sent++;
@@ -89,7 +71,7 @@ TEST(p4_completions_are_collected_in_order_and_stay_whole)
             /* Their frames are used again while they are looked at. */
             for (; sent < 64; sent++) {
                 snprintf(texts[sent], sizeof texts[sent], "echo number %u", sent);
-                if (submit(g, texts[sent], texts[sent], test_patience(), &err))
+                if (submit(g, texts[sent], texts[sent], test_patience(), test_err()))
                     break;
             }
             for (uint32_t i = 0; i < count; i++, seen++) {
@@ -98,7 +80,6 @@ TEST(p4_completions_are_collected_in_order_and_stay_whole)
             }
         }
         assert_int_equal(collect(g, completions, DEPTH, 0, &count), COX_TIMEOUT);
-        test_group_free(g);
     }
 }
 
@@ -106,12 +87,11 @@ TEST(p4_completions_are_collected_in_order_and_stay_whole)
 
 TEST(p4_what_is_not_collected_takes_room)
 {
-    struct test_group *g = start(2);
+    OWN_GROUP *g = start(2);
     struct cox_completion completions[DEPTH];
-    struct cox_error err = {0};
     uint32_t count, collected = 0;
     for (int i = 0; i < DEPTH; i++)
-        assert_int_equal(submit(g, "echo x", NULL, test_patience(), &err), 0);
+        assert_ok(submit(g, "echo x", NULL, test_patience(), test_err()));
     /* One at a time: the rest stays, and the thread that calls leaves them where they are. */
     assert_int_equal(collect(g, completions, 1, test_patience(), &count), 0);
     assert_int_equal(count, 1);
@@ -119,7 +99,7 @@ TEST(p4_what_is_not_collected_takes_room)
     test_expect_echo(g, "called between");
     int r = 0;
     while (r == 0)
-        r = submit(g, "echo y", NULL, test_patience(), &err);
+        r = submit(g, "echo y", NULL, test_patience(), test_err());
     assert_int_equal(r, COX_FULL);
     /* A call gathers, but makes no room: only the host takes the completions. */
     const struct cox_submit_options brief = {
@@ -128,29 +108,27 @@ TEST(p4_what_is_not_collected_takes_room)
     assert_int_equal(
         cox_executor_call_opaque(test_group_executor(g), "echo z", 6, &brief, NULL, NULL, &why),
         COX_TIMEOUT);
-    assert_non_null(strstr(why.text, "no room in time"));
+    assert_contains(why.text, "no room in time");
     if (!strstr(why.text, "frames are in flight")) /* a slow machine did not get that far */
-        assert_non_null(strstr(why.text, "completions wait to be collected"));
+        assert_contains(why.text, "completions wait to be collected");
     while (collect(g, completions, DEPTH, cox_deadline_after_ms(100), &count) == 0) {
         for (uint32_t i = 0; i < count; i++)
             assert_true(completions[i].ranks[1].size == 1);
         collected += count;
     }
     assert_true(collected >= DEPTH);
-    assert_int_equal(submit(g, "echo z", NULL, test_patience(), &err), 0);
+    assert_ok(submit(g, "echo z", NULL, test_patience(), test_err()));
     assert_int_equal(collect(g, completions, DEPTH, test_patience(), &count), 0);
     expect_text(&completions[0], "z");
-    test_group_free(g);
 }
 
 /* ---- waits ---- */
 
 TEST(m4_deadlines_errors_and_deaths_are_collected)
 {
-    struct test_group *g = start(4);
+    OWN_GROUP *g = start(4);
     struct cox_executor *executor = test_group_executor(g);
     struct cox_completion completions[DEPTH];
-    struct cox_error err = {0};
     uint32_t count;
     uint64_t begin_ns = cox_now_ns();
     assert_int_equal(collect(g, completions, DEPTH, cox_deadline_after_ms(30), &count),
@@ -160,12 +138,12 @@ TEST(m4_deadlines_errors_and_deaths_are_collected)
     struct test_pipe *pipe = test_pipe_new();
     char text[256];
     snprintf(text, sizeof text, "block %s", test_pipe_path(pipe));
-    assert_int_equal(submit(g, text, NULL, cox_deadline_after_ms(50), &err), 0);
+    assert_ok(submit(g, text, NULL, cox_deadline_after_ms(50), test_err()));
     assert_int_equal(collect(g, completions, DEPTH, test_patience(), &count), 0);
     assert_int_equal(completions[0].status, COX_TIMEOUT);
     for (uint32_t rank = 0; rank < 4; rank++)
         assert_int_equal(completions[0].ranks[rank].outcome, COX_OUTCOME_LATE);
-    assert_non_null(strstr(completions[0].text, "0 of 4 ranks"));
+    assert_contains(completions[0].text, "0 of 4 ranks");
     test_pipe_release(pipe, 4);
 
     submit_persist(g, "each echo x|fail 7 no|echo x|echo x");
@@ -181,28 +159,25 @@ TEST(m4_deadlines_errors_and_deaths_are_collected)
     assert_int_equal(completions[0].status, COX_PEER_DEAD);
     assert_int_equal(completions[0].ranks[2].signal, SIGKILL);
     test_pipe_release(pipe, 3);
-    test_group_free(g);
 }
 
 TEST(m13_a_dead_rank_is_replaced_without_a_collector)
 {
     test_needs_processes();
-    struct test_group *g = start(2);
+    OWN_GROUP *g = start(2);
     struct cox_executor *executor = test_group_executor(g);
     struct cox_completion completions[DEPTH];
-    struct cox_error err = {0};
     uint32_t count;
     struct test_pipe *pipe = test_pipe_new();
     char text[256];
     snprintf(text, sizeof text, "each echo x|block %s", test_pipe_path(pipe));
-    assert_int_equal(submit(g, text, NULL, test_patience(), &err), 0);
+    assert_ok(submit(g, text, NULL, test_patience(), test_err()));
     kill(cox_executor_pid(executor, 1), SIGKILL);
     test_await_death(g, 1);
-    assert_int_equal(cox_executor_restart(executor, 1, test_patience(), &err), 0);
+    assert_ok(cox_executor_restart(executor, 1, test_patience(), test_err()));
     assert_int_equal(collect(g, completions, DEPTH, test_patience(), &count), 0);
     assert_int_equal(completions[0].status, COX_PEER_DEAD);
     test_expect_echo(g, "replaced");
-    test_group_free(g);
 }
 
 /* ---- several threads ---- */
@@ -223,9 +198,8 @@ static void *call(void *context)
                                                .gather = COX_GATHER_RANK0,
                                                .deadline_ns = test_patience()};
     for (int i = 0; i < CALLS; i++) {
-        struct cox_error err = {0};
         if (cox_executor_call_opaque(test_group_executor(callers->group), "echo c", 6, &options,
-                                     NULL, NULL, &err))
+                                     NULL, NULL, test_err()))
             atomic_fetch_add(&callers->failed, 1);
     }
     return NULL;
@@ -235,8 +209,7 @@ static void *submit_steadily(void *context)
 {
     struct callers *callers = context;
     for (int i = 0; i < CALLS;) {
-        struct cox_error err = {0};
-        int r = submit(callers->group, "echo s", NULL, test_patience(), &err);
+        int r = submit(callers->group, "echo s", NULL, test_patience(), test_err());
         if (r == 0)
             i++;
         else if (r != COX_FULL && r != COX_LATE)
@@ -282,18 +255,15 @@ static void stay_inside(void *context, const struct cox_completion *completion)
     struct held_calls *held = context;
     (void)completion;
     atomic_fetch_add(&held->inside, 1);
-    while (!atomic_load(&held->leave))
-        sched_yield();
+    AWAIT(atomic_load(&held->leave));
 }
 
 static void *call_and_stay(void *context)
 {
     struct held_calls *held = context;
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .deadline_ns = test_patience()};
-    struct cox_error err = {0};
-    if (cox_executor_call_opaque(test_group_executor(held->group), "echo c", 6, &options,
-                                 stay_inside, held, &err))
+    if (cox_executor_call_opaque(test_group_executor(held->group), "echo c", 6,
+                                 SUBMIT_WITH(.deadline_ns = test_patience()), stay_inside, held,
+                                 test_err()))
         atomic_fetch_add(&held->failed, 1);
     return NULL;
 }
@@ -304,14 +274,12 @@ TEST(p4_what_a_host_has_collected_keeps_no_frame_from_calls)
 {
     struct held_calls held = {.group = start(2)};
     struct cox_completion completions[DEPTH];
-    struct cox_error err = {0};
     pthread_t threads[HELD_COUNT];
     uint32_t count;
     for (int i = 0; i < HELD_COUNT; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, call_and_stay, &held), 0);
     /* DEPTH + 2 have memory of their own; those that are behind them stay in their frames. */
-    while (atomic_load(&held.inside) < DEPTH + 2)
-        sched_yield();
+    AWAIT(atomic_load(&held.inside) >= DEPTH + 2);
     submit_persist(held.group, "echo s");
     assert_int_equal(collect(held.group, completions, DEPTH, test_patience(), &count), 0);
     atomic_store(&held.leave, true);
@@ -321,9 +289,8 @@ TEST(p4_what_a_host_has_collected_keeps_no_frame_from_calls)
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .deadline_ns = test_patience()};
     for (int i = 0; i < 2 * DEPTH; i++)
-        assert_int_equal(cox_executor_call_opaque(test_group_executor(held.group), "echo c", 6,
-                                                  &options, NULL, NULL, &err),
-                         0);
+        assert_ok(cox_executor_call_opaque(test_group_executor(held.group), "echo c", 6, &options,
+                                           NULL, NULL, test_err()));
     assert_int_equal(count, 1);
     expect_text(&completions[0], "s");
     test_group_free(held.group);
@@ -350,16 +317,15 @@ static void *collect_until_closed(void *context)
 TEST(p4_a_stop_ends_the_collection_and_what_is_in_flight)
 {
     for (int in_flight = 0; in_flight <= 2; in_flight++) {
-        struct test_group *g = start(2);
+        OWN_GROUP *g = start(2);
         struct collector collector = {.group = g};
-        struct cox_error err = {0};
         struct test_pipe *pipe = test_pipe_new();
         char text[256];
         pthread_t thread;
         snprintf(text, sizeof text, "block %s", test_pipe_path(pipe));
         assert_int_equal(pthread_create(&thread, NULL, collect_until_closed, &collector), 0);
         for (int i = 0; i < in_flight; i++)
-            assert_int_equal(submit(g, text, NULL, COX_DEADLINE_NEVER, &err), 0);
+            assert_ok(submit(g, text, NULL, COX_DEADLINE_NEVER, test_err()));
         if (in_flight) /* one that ran, so that the others are in flight */
             test_pipe_release(pipe, 2 * (size_t)in_flight - 1);
         cox_executor_stop(test_group_executor(g));
@@ -368,7 +334,6 @@ TEST(p4_a_stop_ends_the_collection_and_what_is_in_flight)
         if (in_flight)
             assert_true(collector.closed >= 1);
         test_pipe_release(pipe, 1);
-        test_group_free(g);
     }
 }
 
@@ -390,7 +355,6 @@ static uint64_t submit_late(struct test_group *g, uint32_t bad, const struct tes
                             struct cox_completion *ret_completion)
 {
     char text[256];
-    struct cox_error err = {0};
     struct cox_submit_options options = {.size = sizeof options,
                                          .gather = COX_GATHER_ALL,
                                          .request_context = g,
@@ -401,7 +365,7 @@ static uint64_t submit_late(struct test_group *g, uint32_t bad, const struct tes
     do /* on a machine that was held up the deadline has passed before */
         options.deadline_ns = cox_deadline_after_ms(20);
     while (cox_executor_submit_opaque(test_group_executor(g), text, strlen(text), &options,
-                                      &sequence, &err) == COX_TIMEOUT);
+                                      &sequence, test_err()) == COX_TIMEOUT);
     assert_int_equal(collect(g, ret_completion, 1, test_patience(), &count), 0);
     assert_int_equal(ret_completion->status, COX_TIMEOUT);
     assert_int_equal(ret_completion->ranks[bad].outcome, COX_OUTCOME_LATE);
@@ -416,18 +380,17 @@ static void expect_late(const struct cox_completion *completion, uint64_t sequen
     assert_ptr_equal(completion->request_context, g);
     assert_int_equal(completion->ranks[bad].outcome, outcome);
     assert_int_equal(completion->ranks[bad].taken, outcome == COX_OUTCOME_OK);
-    assert_non_null(strstr(completion->text, outcome == COX_OUTCOME_OK ? "replied" : "1 died"));
+    assert_contains(completion->text, outcome == COX_OUTCOME_OK ? "replied" : "1 died");
     assert_null(completion->payload);
 }
 
 TEST(s4_a_second_completion_reports_that_the_late_rank_is_free)
 {
     for (uint32_t n = 1; n <= 4; n *= 2) {
-        struct test_group *g = start(n);
+        OWN_GROUP *g = start(n);
         struct test_pipe *pipe = test_pipe_new();
         struct cox_completion completion;
         struct cox_channel_stats before, after;
-        struct cox_error err = {0};
         uint32_t count;
         /* More often than there are frames. */
         for (int round = 0; round < 2 * DEPTH; round++) {
@@ -438,14 +401,13 @@ TEST(s4_a_second_completion_reports_that_the_late_rank_is_free)
             assert_int_equal(collect(g, &completion, 1, test_patience(), &count), 0);
             expect_late(&completion, sequence, n - 1, COX_OUTCOME_OK, g);
             /* No rank owes anything now: the next request needs no second attempt. */
-            assert_int_equal(submit(g, "echo next", NULL, test_patience(), &err), 0);
+            assert_ok(submit(g, "echo next", NULL, test_patience(), test_err()));
             assert_int_equal(collect(g, &completion, 1, test_patience(), &count), 0);
             expect_text(&completion, "next");
             cox_executor_stats(test_group_executor(g), EXECUTE, &after);
             assert_int_equal(after.completed, before.completed + 1);
             assert_int_equal(collect(g, &completion, 1, 0, &count), COX_TIMEOUT);
         }
-        test_group_free(g);
     }
 }
 
@@ -472,12 +434,11 @@ TEST(s4_a_late_rank_that_dies_or_a_stop_ends_the_wait)
 TEST(p4_wrong_use_is_refused)
 {
     struct cox_completion completions[1];
-    struct cox_error err = {0};
     uint32_t count;
     struct test_group *g = start(1);
     struct cox_executor *executor = test_group_executor(g);
     assert_int_equal(
-        cox_executor_completions(executor, COX_CHANNEL_LINK, completions, 1, 0, &count, &err),
+        cox_executor_completions(executor, COX_CHANNEL_LINK, completions, 1, 0, &count, test_err()),
         COX_INVALID);
     assert_int_equal(collect(g, completions, 0, 0, &count), COX_INVALID);
     assert_int_equal(cox_executor_set_handler(executor, EXECUTE, test_handler, g), COX_STATE);
@@ -485,18 +446,16 @@ TEST(p4_wrong_use_is_refused)
         int status;
         struct test_group *group;
     } visit = {.group = g};
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_RANK0,
-                                               .deadline_ns = test_patience()};
-    assert_int_equal(
-        cox_executor_call_opaque(executor, "echo x", 6, &options, in_visit, &visit, &err), 0);
+    assert_ok(cox_executor_call_opaque(
+        executor, "echo x", 6,
+        SUBMIT_WITH(.gather = COX_GATHER_RANK0, .deadline_ns = test_patience()), in_visit, &visit,
+        test_err()));
     assert_int_equal(visit.status, COX_DEADLOCK);
     test_group_free(g);
 
     g = test_group_start(1, NULL);
-    assert_int_equal(
-        cox_executor_completions(test_group_executor(g), EXECUTE, completions, 1, 0, &count, &err),
-        COX_STATE);
-    assert_non_null(strstr(err.text, "collect"));
+    assert_refused(cox_executor_completions(test_group_executor(g), EXECUTE, completions, 1, 0,
+                                            &count, test_err()),
+                   COX_STATE, "collect");
     test_group_free(g);
 }

@@ -1,18 +1,7 @@
 /* The content of a completion when several things go wrong at once, and its punctuality when
  * another thread is late. */
-#include "coordinator/executor/core.h"
 #include "proto/executor.pb-c.h"
 #include "testing.h"
-
-#include <pthread.h>
-#include <semaphore.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 /* ---- what is said ---- */
 
@@ -24,8 +13,8 @@ static void expect_death_reported(uint32_t rank_count, const char *words)
     snprintf(pipe, sizeof pipe, "%s/pipe", folder);
     assert_int_equal(mkfifo(pipe, 0600), 0);
     for (int k = 0; k < 10; k++) {
-        struct test_group *g = test_group_start(rank_count, NULL);
-        struct test_completion c;
+        OWN_GROUP *g = test_group_start(rank_count, NULL);
+        OWN_COMPLETION c = {0};
         const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 5};
         assert_int_equal(
             test_call_how(g, &c, &how, "each lose %s %s|echo|drop %s", pipe, words, pipe),
@@ -38,8 +27,6 @@ static void expect_death_reported(uint32_t rank_count, const char *words)
         assert_int_equal(c.ranks[2].signal, SIGKILL);
         assert_contains(test_error_text(g), "rank 2");
         assert_contains(test_error_text(g), "killed by signal 9");
-        test_completion_deinit(&c);
-        test_group_free(g);
     }
     unlink(pipe);
     rmdir(folder);
@@ -61,8 +48,8 @@ TEST(p3_a_death_is_reported_before_a_long_story)
 GROUP_TEST(p3_many_late_ranks_are_reported_as_ranges, 8)
 {
     for (uint32_t rank = 0; rank < 7; rank++)
-        test_stop_process(cox_executor_pid(test_group_executor(g), rank));
-    struct test_completion c;
+        test_stop_process(cox_executor_pid(executor, rank));
+    OWN_COMPLETION c = {0};
     const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 200};
     const uint64_t begin_ns = cox_now_ns();
     assert_int_equal(test_call_how(g, &c, &how, "echo x"), COX_TIMEOUT);
@@ -73,16 +60,15 @@ GROUP_TEST(p3_many_late_ranks_are_reported_as_ranges, 8)
     assert_true(seconds >= 0.19 && seconds <= (double)(cox_now_ns() - begin_ns) / 1e9 + 0.01);
     for (uint32_t rank = 0; rank < 7; rank++)
         assert_contains(c.ranks[rank].text, "alive but stopped by a signal");
-    test_completion_deinit(&c);
 }
 
 /* The others are inside the step, and wait for it. */
 TEST(p3_a_rank_that_cannot_go_on_is_named_first)
 {
     for (uint32_t n = 2; n <= 8; n *= 4) {
-        struct test_group *g = test_group_start(n, NULL);
+        OWN_GROUP *g = test_group_start(n, NULL);
         struct test_pipe *pipe = test_pipe_new();
-        struct test_completion c;
+        OWN_COMPLETION c = {0};
         const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 1500};
         const pid_t pid = cox_executor_pid(test_group_executor(g), n - 1);
         char first[128], status[64];
@@ -105,28 +91,24 @@ TEST(p3_a_rank_that_cannot_go_on_is_named_first)
         assert_true(strncmp(ranks[n - 1].trouble, status, strlen(status)) == 0);
         assert_true(ranks[n - 1].stopped);
         assert_string_equal(ranks[0].trouble, "");
-        test_completion_deinit(&c);
         test_pipe_release(pipe, n);
         kill(pid, SIGCONT);
-        test_group_free(g);
     }
 }
 
 GROUP_TEST(m4_rank0_is_the_lowest_asked_or_none, 3)
 {
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     const struct test_how how = {.gather = COX_GATHER_RANK0};
-    test_stop_process(cox_executor_pid(test_group_executor(g), 2));
+    test_stop_process(cox_executor_pid(executor, 2));
     assert_int_equal(test_call_how(g, &c, &how, "each fail 7 no|echo yes|echo late"), COX_REJECTED);
     assert_int_equal(c.payload_rank, -1);
     assert_false(c.ranks[1].has_payload);
-    test_completion_deinit(&c);
-    kill(cox_executor_pid(test_group_executor(g), 2), SIGCONT);
+    kill(cox_executor_pid(executor, 2), SIGCONT);
     const struct test_how upper = {.gather = COX_GATHER_RANK0, .ranks = 6};
     assert_int_equal(test_call_how(g, &c, &upper, "echo yes"), 0);
     assert_int_equal(c.payload_rank, 1);
     assert_string_equal(c.ranks[1].bytes, "yes");
-    test_completion_deinit(&c);
 }
 
 GROUP_TEST(m3_a_message_of_the_number_of_bytes_is_refused, 1)
@@ -137,8 +119,7 @@ GROUP_TEST(m3_a_message_of_the_number_of_bytes_is_refused, 1)
     const struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
                                            .gather = COX_GATHER_ALL,
                                            .deadline_ns = COX_DEADLINE_NEVER};
-    assert_int_equal(cox_executor_call(test_group_executor(g), &request, &how, NULL, NULL, NULL),
-                     COX_INVALID);
+    assert_int_equal(cox_executor_call(executor, &request, &how, NULL, NULL, NULL), COX_INVALID);
     test_expect_echo(g, "x");
 }
 
@@ -178,7 +159,7 @@ static int submit_echo(struct cox_executor *executor)
 GROUP_TEST(b2_a_call_does_not_wait_for_a_handler, 2)
 {
     struct held held;
-    held_init(&held, test_group_executor(g));
+    held_init(&held, executor);
     assert_int_equal(cox_executor_set_handler(held.executor, COX_CHANNEL_EXECUTE, hold, &held), 0);
     assert_int_equal(submit_echo(held.executor), 0);
     assert_true(test_sem_await(&held.inside));
@@ -215,9 +196,8 @@ TEST(b2_two_groups_that_call_each_other_come_out)
     }
     for (int i = 0; i < 2; i++) {
         held[i].other = held[!i].executor;
-        assert_int_equal(cox_executor_set_handler(held[i].executor, COX_CHANNEL_EXECUTE,
-                                                  call_the_other, &held[i]),
-                         0);
+        assert_ok(cox_executor_set_handler(held[i].executor, COX_CHANNEL_EXECUTE, call_the_other,
+                                           &held[i]));
         assert_int_equal(submit_echo(held[i].executor), 0);
     }
     for (int i = 0; i < 2; i++)
@@ -246,12 +226,10 @@ static void replace_the_other(void *context, const struct cox_completion *comple
 GROUP_TEST(m5_b2_handlers_that_replace_each_other_are_refused, 1)
 {
     struct held own, transfer;
-    held_init(&own, test_group_executor(g));
-    held_init(&transfer, test_group_executor(g));
-    assert_int_equal(
-        cox_executor_set_handler(own.executor, COX_CHANNEL_EXECUTE, replace_the_other, &own), 0);
-    assert_int_equal(cox_executor_set_handler(own.executor, COX_CHANNEL_TRANSFER, hold, &transfer),
-                     0);
+    held_init(&own, executor);
+    held_init(&transfer, executor);
+    assert_ok(cox_executor_set_handler(own.executor, COX_CHANNEL_EXECUTE, replace_the_other, &own));
+    assert_ok(cox_executor_set_handler(own.executor, COX_CHANNEL_TRANSFER, hold, &transfer));
     Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;

@@ -1,17 +1,8 @@
 /* The client's side, at control sockets that do not keep their promises. */
-#include "channel/base/idioms.h"
 #include "channel/socket/hello.h"
 #include "control_socket_fixture.h"
 
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/time.h>
-#include <sys/un.h>
-#include <sys/wait.h>
 
 static char path[100];
 static int listener = -1;
@@ -68,7 +59,6 @@ static void play(const struct script *script)
 {
     struct cox_hello hello = {.role = script->role ? script->role : COX_HELLO_WORKER, .rank = 1};
     struct cox_control_connection session;
-    struct cox_error err = {0};
     pthread_t thread;
     memset(&session, 0x5a, sizeof session);
     int before = fd_count();
@@ -76,13 +66,13 @@ static void play(const struct script *script)
         hello.rank = 0;
     assert_int_equal(pthread_create(&thread, NULL, odd_socket, (void *)(uintptr_t)script), 0);
     uint64_t deadline_ns = script->expected == COX_TIMEOUT ? cox_deadline_after_ms(50) : PATIENCE;
-    int r = cox_control_socket_connect(path, &hello, deadline_ns, &session, &err);
+    int r = cox_control_socket_connect(path, &hello, deadline_ns, &session, test_err());
     if (r != script->expected)
-        fail_msg("%s: %d '%s', expected %d", script->what, r, err.text, script->expected);
+        fail_msg("%s: %d '%s', expected %d", script->what, r, test_error.text, script->expected);
     if (r == 0)
         cox_control_connection_close(&session);
     else {
-        assert_int_equal(err.code, r);
+        assert_int_equal(test_error.code, r);
         assert_int_equal(session.fd, 0x5a5a5a5a);
     }
     pthread_join(thread, NULL);
@@ -199,16 +189,15 @@ SOCKET_TEST(p10_a11_any_bit_of_an_reply_may_be_another)
     assert_int_equal(pthread_create(&thread, NULL, odd_sockets, &replies), 0);
     for (size_t i = 0; i < replies.count; i++) {
         struct cox_control_connection session;
-        struct cox_error err = {0};
-        int r = cox_control_socket_connect(path, &hello, PATIENCE, &session, &err);
+        int r = cox_control_socket_connect(path, &hello, PATIENCE, &session, test_err());
         if (r == 0) {
             accepted++;
             assert_true(i < BIT_COUNT && session.fd_count == 4 && session.hello_reply.rank < 4);
             cox_control_connection_close(&session);
             continue;
         }
-        if (r < 0 || r == COX_TIMEOUT || !err.text[0] || err.code != r)
-            fail_msg("reply %zu: %d '%s'", i, r, err.text);
+        if (r < 0 || r == COX_TIMEOUT || !test_error.text[0] || test_error.code != r)
+            fail_msg("reply %zu: %d '%s'", i, r, test_error.text);
         assert_true(i >= BIT_COUNT || r == COX_CORRUPT);
     }
     pthread_join(thread, NULL);
@@ -230,16 +219,15 @@ static void kind_add(struct kind *kinds, size_t *count, const char *where,
                      const struct cox_hello *hello, uint64_t deadline_ns, int expected)
 {
     struct cox_control_connection session;
-    struct cox_error err = {0};
-    int r = cox_control_socket_connect(where, hello, deadline_ns, &session, &err);
-    if (r != expected || err.code != expected)
-        fail_msg("%s: %d '%s', expected %d", where, r, err.text, expected);
+    int r = cox_control_socket_connect(where, hello, deadline_ns, &session, test_err());
+    if (r != expected || test_error.code != expected)
+        fail_msg("%s: %d '%s', expected %d", where, r, test_error.text, expected);
     for (size_t i = 0; i < *count; i++) {
         assert_int_not_equal(kinds[i].code, r);
-        assert_string_not_equal(kinds[i].text, err.text);
+        assert_string_not_equal(kinds[i].text, test_error.text);
     }
     kinds[*count].code = r;
-    snprintf(kinds[(*count)++].text, sizeof kinds[0].text, "%s", err.text);
+    snprintf(kinds[(*count)++].text, sizeof kinds[0].text, "%s", test_error.text);
 }
 
 static void short_of_fds(void *context)
@@ -247,13 +235,12 @@ static void short_of_fds(void *context)
     struct rlimit limit;
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
-    struct cox_error err = {0};
     (void)context;
     CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
     limit.rlim_cur = 3;
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-    CHECK(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err) == -EMFILE);
-    CHECK(err.code == -EMFILE && strstr(err.text, "open files"));
+    CHECK(cox_control_socket_connect(path, &hello, PATIENCE, &session, test_err()) == -EMFILE);
+    CHECK(test_error.code == -EMFILE && strstr(test_error.text, "open files"));
 }
 
 /* A timeout, a missing control socket, a dead one, another user's, one that sends garbage, one that
@@ -314,7 +301,6 @@ SOCKET_TEST(a2_b2_a_full_backlog_is_a_timeout)
     int waiting[4], count = 0;
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
-    struct cox_error err = {0};
     listen_at_path(0);
     for (int fd; count < 4; count++) { /* until no more fit */
         struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -328,10 +314,8 @@ SOCKET_TEST(a2_b2_a_full_backlog_is_a_timeout)
     int before = fd_count();
     const uint64_t deadlines[] = {0, cox_deadline_after_ms(30)};
     for (int i = 0; i < 2; i++) {
-        err.code = 0;
-        assert_int_equal(cox_control_socket_connect(path, &hello, deadlines[i], &session, &err),
-                         COX_TIMEOUT);
-        assert_non_null(strstr(err.text, "so many wait there"));
+        assert_refused(cox_control_socket_connect(path, &hello, deadlines[i], &session, test_err()),
+                       COX_TIMEOUT, "so many wait there");
     }
     assert_int_equal(fd_count(), before);
     for (int i = 0; i <= count; i++)
@@ -383,8 +367,7 @@ SOCKET_TEST(a24_b2_a_stopped_coordinator_is_a_timeout)
 {
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
-    struct cox_error err = {0};
-    char expected[sizeof err.text];
+    char expected[sizeof test_error.text];
     int told[2];
     assert_int_equal(pipe2(told, O_CLOEXEC), 0);
     pid_t pid = client_start(serve, told);
@@ -394,12 +377,12 @@ SOCKET_TEST(a24_b2_a_stopped_coordinator_is_a_timeout)
     kill(pid, SIGSTOP);
     assert_int_equal(waitpid(pid, &status, WUNTRACED), pid); /* all its threads have stopped */
     assert_int_equal(
-        cox_control_socket_connect(path, &hello, cox_deadline_after_ms(50), &session, &err),
+        cox_control_socket_connect(path, &hello, cox_deadline_after_ms(50), &session, test_err()),
         COX_TIMEOUT);
     snprintf(expected, sizeof expected,
              "%s: no whole reply came in time: process %d, the coordinator, is stopped by a signal",
              path, (int)pid);
-    assert_string_equal(err.text, expected);
+    assert_string_equal(test_error.text, expected);
     kill(pid, SIGCONT);
     assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, NULL), 0);
     kill(pid, SIGKILL);
@@ -464,15 +447,13 @@ static void interrupted_connections(void *context)
     CHECK(sigaction(SIGALRM, &action, NULL) == 0);
     CHECK(setitimer(ITIMER_REAL, &often, NULL) == 0);
     for (int i = 0; i < 50 || alarms < 5; i++) {
-        struct cox_control_connection session;
-        struct cox_error err = {0};
+        _cox_cleanup_(cox_control_connection_close) struct cox_control_connection session;
         int r = cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
-                                           PATIENCE, &session, &err);
+                                           PATIENCE, &session, test_err());
         if (r)
-            fprintf(stderr, "%s\n", err.text);
+            fprintf(stderr, "%s\n", test_error.text);
         CHECK(r == 0);
         CHECK(session.fd_count == 4);
-        cox_control_connection_close(&session);
     }
 }
 

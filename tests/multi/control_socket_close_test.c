@@ -1,18 +1,12 @@
 /* Fds that clients send and the control socket does not want: closing them may hang as long as they
  * like, without delaying others. */
-#include "channel/base/idioms.h"
 #include "channel/handle/fd_store.h"
 #include "channel/socket/fd_entries.h"
 #include "channel/socket/hello.h"
 #include "control_socket_fixture.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <netinet/in.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 
 /* Longer than any test has patience. */
 #define LINGER_S 3600
@@ -94,9 +88,9 @@ static void send_all(int fd, const void *bytes, size_t size, int *fds, uint32_t 
 static int fd_owner(void)
 {
     struct cox_fd_store fd_store = {-1};
-    struct cox_error err = {0};
-    if (cox_fd_store_connect(&fd_store, cox_control_socket_path(control_socket), PATIENCE, &err))
-        fprintf(stderr, "%s\n", err.text);
+    if (cox_fd_store_connect(&fd_store, cox_control_socket_path(control_socket), PATIENCE,
+                             test_err()))
+        fprintf(stderr, "%s\n", test_error.text);
     CHECK(fd_store.fd >= 0);
     return fd_store.fd;
 }
@@ -320,13 +314,10 @@ static int leave(size_t way, enum kind kind)
 static void served(void)
 {
     struct cox_hello hello = worker_hello();
-    struct cox_control_connection session;
-    struct cox_error err = {0};
+    _cox_cleanup_(cox_control_connection_close) struct cox_control_connection session;
     HOST(host.fd_count = 0);
-    if (cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
-                                   cox_deadline_after_ms(20000), &session, &err))
-        fail_msg("%s", err.text);
-    cox_control_connection_close(&session);
+    assert_ok(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
+                                         cox_deadline_after_ms(20000), &session, test_err()));
 }
 
 TRAP_TEST(g1g_others_are_served_while_closes_hang)

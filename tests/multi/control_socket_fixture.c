@@ -1,16 +1,5 @@
 #include "control_socket_fixture.h"
 
-#include "channel/base/idioms.h"
-
-#include <dirent.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <sched.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-
 struct host host;
 int host_fds[COX_HELLO_FD_COUNT_MAX];
 struct cox_control_socket *control_socket;
@@ -257,10 +246,9 @@ struct cox_control_socket_options host_options(const char *name)
 void socket_start(const struct cox_control_socket_options *options)
 {
     struct cox_control_socket_options own = host_options("test");
-    struct cox_error err = {0};
     assert_null(control_socket);
-    if (cox_control_socket_open(options ? options : &own, &host_hooks, &control_socket, &err))
-        fail_msg("the control socket does not open: %s", err.text);
+    assert_ok(cox_control_socket_open(options ? options : &own, &host_hooks, &control_socket,
+                                      test_err()));
 }
 
 void socket_stop(void)

@@ -1,18 +1,9 @@
 /* The control socket's own side: which clients are accepted, which are not, and that no client
  * delays another. */
-#include "channel/base/idioms.h"
 #include "channel/socket/hello.h"
 #include "control_socket_fixture.h"
 
-#include <fcntl.h>
 #include <malloc.h>
-#include <poll.h>
-#include <semaphore.h>
-#include <signal.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 
 /* ---- accepted clients ---- */
 
@@ -27,11 +18,10 @@ static void worker_connection(void *context)
 {
     const struct worker_connection *connection = context;
     struct cox_control_connection session;
-    struct cox_error err = {0};
     int r = cox_control_socket_connect(cox_control_socket_path(control_socket), &connection->hello,
-                                       PATIENCE, &session, &err);
+                                       PATIENCE, &session, test_err());
     if (r)
-        fprintf(stderr, "%s\n", err.text);
+        fprintf(stderr, "%s\n", test_error.text);
     CHECK(r == 0);
     CHECK(session.hello_reply.version == COX_HELLO_VERSION && session.hello_reply.instance == 77);
     CHECK(session.hello_reply.attach == COX_ATTACH_SEALED && session.hello_reply.incarnation == 1);
@@ -141,14 +131,13 @@ static void command_connection(void *context)
 {
     struct cox_hello hello = {.role = COX_HELLO_COMMAND};
     struct cox_control_connection session;
-    struct cox_error err = {0};
     char text[4] = "";
     int expected = *(int *)context;
     int r = cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
-                                       &session, &err);
+                                       &session, test_err());
     CHECK(r == expected);
     if (r) {
-        CHECK(strstr(err.text, r == COX_UNSUPPORTED ? "no commands" : "not now"));
+        CHECK(strstr(test_error.text, r == COX_UNSUPPORTED ? "no commands" : "not now"));
         return;
     }
     CHECK(session.fd_count == 0);
@@ -179,14 +168,12 @@ SOCKET_TEST(roles_without_a_hook_are_refused)
     const struct cox_control_socket_hooks none = {.context = NULL};
     struct cox_control_connection session;
     struct cox_hello hello = worker_hello();
-    struct cox_error err = {0};
     int expected = COX_UNSUPPORTED;
     assert_int_equal(cox_control_socket_open(&options, &none, &control_socket, NULL), 0);
     client_run(command_connection, &expected);
-    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
-                                                PATIENCE, &session, &err),
-                     COX_UNSUPPORTED);
-    assert_non_null(strstr(err.text, "workers do not come in"));
+    assert_refused(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
+                                              PATIENCE, &session, test_err()),
+                   COX_UNSUPPORTED, "workers do not come in");
 }
 
 /* ---- refused clients ---- */
@@ -194,13 +181,11 @@ SOCKET_TEST(roles_without_a_hook_are_refused)
 static int refused(const struct cox_hello *hello, const char *text)
 {
     struct cox_control_connection session;
-    struct cox_error err = {0};
     int r = cox_control_socket_connect(cox_control_socket_path(control_socket), hello, PATIENCE,
-                                       &session, &err);
+                                       &session, test_err());
     assert_true(r > 0);
-    assert_int_equal(err.code, r);
-    if (!strstr(err.text, text))
-        fail_msg("'%s' is not in: %s", text, err.text);
+    assert_int_equal(test_error.code, r);
+    assert_contains(test_error.text, text);
     return r;
 }
 
@@ -294,7 +279,7 @@ SOCKET_TEST(a15_a17_a_slow_client_gets_the_reason)
         int fd = raw_connect(cox_control_socket_path(control_socket));
         assert_true(sizes[i] == 0 || send(fd, frame, sizes[i], 0) == (ssize_t)sizes[i]);
         assert_int_equal(raw_reply(fd, text), COX_TIMEOUT);
-        assert_non_null(strstr(text, "of 1024 bytes of the hello came within 20 ms"));
+        assert_contains(text, "of 1024 bytes of the hello came within 20 ms");
         close(fd);
     }
     /* Bytes that go on coming, one by one, give it no more time. */
@@ -311,7 +296,7 @@ SOCKET_TEST(a15_a17_a_slow_client_gets_the_reason)
     socket_start(&options);
     int fd = raw_connect(cox_control_socket_path(control_socket));
     assert_int_equal(raw_reply(fd, text), COX_TIMEOUT);
-    assert_non_null(strstr(text, "came within 1000 ms"));
+    assert_contains(text, "came within 1000 ms");
     close(fd);
 }
 
@@ -354,7 +339,7 @@ SOCKET_TEST(b21_200_slow_clients_delay_no_other)
         char text[256];
         if (few) {
             assert_int_equal(raw_reply(slow[0], text), COX_FULL);
-            assert_non_null(strstr(text, "a newer client needed the place, one of 16"));
+            assert_contains(text, "a newer client needed the place, one of 16");
         }
         for (int i = 0; i < 200; i++)
             close(slow[i]);
@@ -370,17 +355,15 @@ SOCKET_TEST(an_accepted_client_stays_when_all_places_are_taken)
     options.client_max = 3;
     socket_start(&options);
     for (int i = 0; i < 3; i++)
-        assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
-                                                    PATIENCE, &sessions[i], NULL),
-                         0);
+        assert_ok(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
+                                             PATIENCE, &sessions[i], NULL));
     for (int i = 0; i < 5; i++)
         assert_int_equal(refused(&hello, "3 connections are open"), COX_FULL);
     assert_int_equal(read_count(&host.gone), 0);
     cox_control_connection_close(&sessions[1]);
     await_count(&host.gone, 1);
-    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
-                                                PATIENCE, &sessions[1], NULL),
-                     0);
+    assert_ok(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
+                                         &sessions[1], NULL));
     for (int i = 0; i < 3; i++)
         cox_control_connection_close(&sessions[i]);
     await_count(&host.gone, 4);
@@ -478,16 +461,14 @@ SOCKET_TEST(b21_a_flood_of_silent_connections_delays_no_other)
         flood[i] = client_start(hoarding, NULL);
     for (int i = 0; i < 100; i++) {
         struct cox_hello hello = worker_hello();
-        struct cox_control_connection session;
-        struct cox_error err = {0};
+        _cox_cleanup_(cox_control_connection_close) struct cox_control_connection session = {
+            .fd = -1};
         if (cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
-                                       &session, &err)) {
-            if (!strstr(err.text, "a newer client needed the place") || ++refused > 10)
-                fail_msg("connection %d: %s", i, err.text);
+                                       &session, test_err())) {
+            if (!strstr(test_error.text, "a newer client needed the place") || ++refused > 10)
+                fail_msg("connection %d: %s", i, test_error.text);
             i--;
-            continue;
         }
-        cox_control_connection_close(&session);
     }
     for (int i = 0; i < 4; i++) {
         kill(flood[i], SIGKILL);
@@ -530,11 +511,10 @@ SOCKET_TEST(b15_fds_that_come_with_a_hello_are_closed)
             int fd = raw_connect(cox_control_socket_path(control_socket));
             if (late) /* within the frame */
                 assert_int_equal(cox_socket_send(fd, frame, 100, NULL, 0, PATIENCE), 0);
-            assert_int_equal(cox_socket_send(fd, frame + 100 * late, 1024 - 100 * (size_t)late,
-                                             host_fds, count, PATIENCE),
-                             0);
+            assert_ok(cox_socket_send(fd, frame + 100 * late, 1024 - 100 * (size_t)late, host_fds,
+                                      count, PATIENCE));
             assert_int_equal(raw_reply(fd, text), COX_CORRUPT);
-            assert_non_null(strstr(text, "came with the hello"));
+            assert_contains(text, "came with the hello");
             close(fd);
         }
     assert_int_equal(read_count(&host.admitted), 0);
@@ -573,9 +553,8 @@ SOCKET_TEST(a16_b20_a_worker_that_closes_one_direction_has_gone)
     struct cox_hello hello = worker_hello();
     uint8_t frame[COX_HELLO_SIZE];
     socket_start(NULL);
-    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
-                                                PATIENCE, &session, NULL),
-                     0);
+    assert_ok(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
+                                         &session, NULL));
     assert_int_equal(shutdown(session.fd, SHUT_WR), 0);
     await_count(&host.gone, 1);
     cox_control_connection_close(&session);
@@ -601,15 +580,14 @@ SOCKET_TEST(b14_more_than_a_frame_is_refused)
         int fd = raw_connect(cox_control_socket_path(control_socket));
         assert_int_equal(send(fd, bytes, COX_HELLO_SIZE + more, 0), COX_HELLO_SIZE + more);
         assert_int_equal(raw_reply(fd, text), COX_CORRUPT);
-        assert_non_null(strstr(text, "more than the 1024 bytes"));
+        assert_contains(text, "more than the 1024 bytes");
         close(fd);
     }
     /* And after its hello reply it has nothing to say: it is taken for dead. */
     assert_int_equal(read_count(&host.gone), 0);
     for (uint32_t with_fd = 0; with_fd < 2; with_fd++) {
-        assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
-                                                    PATIENCE, &session, NULL),
-                         0);
+        assert_ok(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
+                                             PATIENCE, &session, NULL));
         assert_int_equal(cox_socket_send(session.fd, "x", 1, host_fds, with_fd, PATIENCE), 0);
         await_count(&host.gone, with_fd + 1);
         assert_int_equal(raw_reply(session.fd, NULL), -COX_CLOSED);
@@ -707,11 +685,10 @@ SOCKET_TEST(b21_silent_clients_keep_no_fd_from_others)
     }
     assert_true(heard(told[0]));
     for (int i = 0; i < 50; i++) {
-        struct cox_error err = {0};
         silent[i] = raw_connect(path);
         assert_true(silent[i] >= 0);
-        if (i % 5 == 4 && cox_control_socket_connect(path, &hello, PATIENCE, &session, &err))
-            fail_msg("behind %d: %s", i, err.text);
+        if (i % 5 == 4 && cox_control_socket_connect(path, &hello, PATIENCE, &session, test_err()))
+            fail_msg("behind %d: %s", i, test_error.text);
         else if (i % 5 == 4)
             cox_control_connection_close(&session);
     }
@@ -849,17 +826,14 @@ SOCKET_TEST(b29_10000_connections_leave_nothing)
             before = fd_count();
             memory = mallinfo2().uordblks;
         }
-        assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket),
-                                                    i % 2 ? &hello : &command, PATIENCE, &session,
-                                                    NULL),
-                         0);
+        assert_ok(cox_control_socket_connect(cox_control_socket_path(control_socket),
+                                             i % 2 ? &hello : &command, PATIENCE, &session, NULL));
         cox_control_connection_close(&session);
     }
     await_count(&host.gone, 5000);
     /* A last connection comes after all that went before. */
-    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
-                                                PATIENCE, &session, NULL),
-                     0);
+    assert_ok(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
+                                         &session, NULL));
     cox_control_connection_close(&session);
     await_count(&host.gone, 5001);
     await_fds(before);

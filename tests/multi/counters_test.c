@@ -1,17 +1,6 @@
 /* What a group counts and remembers, as its status tells it. */
-#include "channel/base/idioms.h"
 #include "coordinator/collector/stats.h"
-#include "coordinator/executor/core.h"
 #include "testing.h"
-
-#include <inttypes.h>
-#include <pthread.h>
-#include <sched.h>
-#include <semaphore.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define RANK_COUNT_MAX 4
 #define INTERVAL_NS (3 * COX_NSEC_PER_MSEC)
@@ -39,10 +28,9 @@ static void block(struct test_group *g, uint32_t rank, const struct test_pipe *p
 
 /* ---- deaths ---- */
 
-TEST(p3_status_counts_deaths_and_restarts_and_keeps_the_last_words)
+GROUP_TEST(p3_status_counts_deaths_and_restarts_and_keeps_the_last_words, 3)
 {
     test_needs_processes();
-    struct test_group *g = test_group_start(3, NULL);
     struct test_pipe *pipe = test_pipe_new();
     char old[64];
     look(g);
@@ -87,16 +75,13 @@ TEST(p3_status_counts_deaths_and_restarts_and_keeps_the_last_words)
     assert_int_equal(seen.ranks[0].deaths + seen.ranks[0].restarts, 0);
     assert_int_equal(seen.group.deaths, 3);
     assert_int_equal(seen.group.restarts, 2);
-    test_group_free(g);
 }
 
 TEST(p3_status_counts_a_restart_that_fails_as_a_death)
 {
     test_needs_processes();
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = fragile};
-    struct test_group *g = test_group_start(2, &options);
+    OWN_GROUP *g = test_group_start(2, START_WITH(.workers.command = fragile));
     test_kill_rank(g, 1);
     for (uint32_t k = 0; k < 2; k++) {
         assert_int_equal(cox_executor_restart(test_group_executor(g), 1, test_patience(), NULL),
@@ -111,7 +96,6 @@ TEST(p3_status_counts_a_restart_that_fails_as_a_death)
     assert_int_equal(seen.ranks[1].deaths, 3);
     assert_int_equal(seen.ranks[1].restarts, 1);
     assert_int_equal(seen.ranks[1].incarnation, 4);
-    test_group_free(g);
 }
 
 /* Its lines are not those of the process that was to take its place and never came to be. */
@@ -123,9 +107,7 @@ TEST(p3_status_keeps_the_last_words_when_no_process_can_be_started)
     snprintf(program, sizeof program, "%s/worker", folder);
     assert_int_equal(symlink(test_worker_program(), program), 0);
     const char *const command[] = {program, NULL};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = command};
-    struct test_group *g = test_group_start(2, &options);
+    OWN_GROUP *g = test_group_start(2, START_WITH(.workers.command = command));
     struct test_pipe *pipe = test_pipe_new();
     block(g, 1, pipe);
     test_kill_rank(g, 1);
@@ -137,13 +119,12 @@ TEST(p3_status_keeps_the_last_words_when_no_process_can_be_started)
     assert_int_equal(seen.ranks[1].liveness, COX_LIVENESS_DEAD);
     assert_int_equal(seen.ranks[1].deaths, 1);
     assert_string_equal(seen.ranks[1].last_lines, "blocked");
-    test_group_free(g);
 }
 
 GROUP_TEST(m15_a_stop_is_no_death, 2)
 {
     test_expect_echo(g, "x");
-    cox_executor_stop(test_group_executor(g));
+    cox_executor_stop(executor);
     look(g);
     assert_int_equal(seen.group.deaths, 0);
     for (uint32_t rank = 0; rank < 2; rank++) {
@@ -156,13 +137,12 @@ GROUP_TEST(m15_a_stop_is_no_death, 2)
 
 GROUP_TEST(p3_status_keeps_the_last_error_of_each_rank, 3)
 {
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     uint64_t before_ns = cox_now_ns();
     assert_int_equal(test_call(g, &c, "only 1 fail 7 no such adapter"), COX_REJECTED);
     char expected[128];
     snprintf(expected, sizeof expected,
              "pid %d on execute sequence %" PRIu64 " (OPAQUE): ", c.ranks[1].pid, c.sequence);
-    test_completion_deinit(&c);
     look(g);
     assert_contains(seen.ranks[1].last_error, expected);
     assert_contains(seen.ranks[1].last_error, "no such adapter");
@@ -185,11 +165,9 @@ GROUP_TEST(p3_status_keeps_the_last_error_of_each_rank, 3)
     assert_int_equal(seen.group.deaths, 0);
 }
 
-/* Whichever came last, and one that has ended later than it complained has ended. */
-TEST(p3_status_reports_an_error_or_a_death_whichever_came_last)
+GROUP_TEST(p3_status_reports_an_error_or_a_death_whichever_came_last, 2)
 {
     test_needs_processes();
-    struct test_group *g = test_group_start(2, NULL);
     assert_int_equal(test_call(g, NULL, "only 1 fail 7 first"), COX_REJECTED);
     test_kill_rank(g, 1);
     look(g);
@@ -201,7 +179,6 @@ TEST(p3_status_reports_an_error_or_a_death_whichever_came_last)
     look(g);
     assert_contains(seen.ranks[1].last_error, "second");
     assert_int_equal(seen.ranks[1].deaths, 1);
-    test_group_free(g);
 }
 
 GROUP_TEST(p3_p10_an_reply_that_makes_no_sense_is_an_error, 2)
@@ -219,14 +196,13 @@ GROUP_TEST(p3_p10_an_reply_that_makes_no_sense_is_an_error, 2)
 static uint64_t block_in_vain(struct test_group *g, const struct test_pipe *pipe)
 {
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 100};
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     do
         assert_int_equal(test_call_how(g, &c, &brief, "only 1 block %s", test_pipe_path(pipe)),
                          COX_TIMEOUT);
     while (c.rank_count == 0);
     assert_int_equal(c.ranks[1].outcome, COX_OUTCOME_LATE);
     uint64_t count = 1 + (c.ranks[0].outcome == COX_OUTCOME_LATE);
-    test_completion_deinit(&c);
     return count;
 }
 
@@ -257,23 +233,19 @@ GROUP_TEST(p4_late_replies_are_counted, 2)
 }
 
 /* Requests count once, however many ranks read them; replies of all ranks. */
-TEST(p3_status_counts_the_bytes_that_were_moved)
+GROUP_TEST_WITH(p3_status_counts_the_bytes_that_were_moved, 4, .memory.refuse_large_payloads = true)
 {
-    const struct cox_executor_options no_large_payloads = {
-        .size = sizeof(struct cox_executor_options), .memory.refuse_large_payloads = true};
-    struct test_group *g = test_group_start(4, &no_large_payloads);
     uint64_t sent = 0, received = 0;
     static const size_t sizes[] = {7, 255, 0, 4096, 60000, 1, 300, 0, 9};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         char command[64];
-        struct test_completion c;
+        OWN_COMPLETION c = {0};
         uint64_t ranks = i % 2 ? TEST_ALL_RANKS : 5;
         const struct test_how how = {.gather = i % 3 ? COX_GATHER_RANK0 : COX_GATHER_ALL,
                                      .ranks = ranks};
         snprintf(command, sizeof command, "size %zu", sizes[i]);
         if (test_call_how(g, &c, &how, "%s", command))
             fail_msg("%s: %s", command, test_error_text(g));
-        test_completion_deinit(&c);
         sent += strlen(command);
         received += sizes[i] * (ranks == 5 ? 2 : 4);
         const struct cox_channel_stats *stats = look(g);
@@ -281,21 +253,18 @@ TEST(p3_status_counts_the_bytes_that_were_moved)
         assert_int_equal(stats->reply_bytes, received);
     }
     /* What is refused before it is published was not moved. */
-    struct cox_error err = {0};
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .deadline_ns = test_patience()};
-    size_t size = cox_executor_request_size_max(test_group_executor(g), COX_CHANNEL_EXECUTE) + 1;
+    size_t size = cox_executor_request_size_max(executor, COX_CHANNEL_EXECUTE) + 1;
     _cox_cleanup_(cox_free_ptr) char *large = calloc(size, 1);
     assert_non_null(large);
-    assert_int_equal(
-        cox_executor_call_opaque(test_group_executor(g), large, size, &options, NULL, NULL, &err),
-        COX_TOO_LARGE);
+    assert_int_equal(cox_executor_call_opaque(executor, large, size,
+                                              SUBMIT_WITH(.deadline_ns = test_patience()), NULL,
+                                              NULL, test_err()),
+                     COX_TOO_LARGE);
     assert_int_equal(look(g)->request_bytes, sent);
     for (int c = 1; c < COX_TWO_WAY_COUNT; c++) {
         assert_int_equal(seen.group.channels[c].stats.request_bytes, 0);
         assert_int_equal(seen.group.channels[c].stats.reply_bytes, 0);
     }
-    test_group_free(g);
 }
 
 /* ---- times ---- */
@@ -372,16 +341,12 @@ TEST(p3_a_handler_that_waits_is_seen_in_its_phase)
 {
     struct test_group *g = test_group_start(2, NULL);
     struct slow slow = {.executor = test_group_executor(g), .counted_inside = 99};
-    struct cox_error err = {0};
     sem_init(&slow.entered, 0, 0);
     sem_init(&slow.go_on, 0, 0);
-    assert_int_equal(
-        cox_executor_set_handler(slow.executor, COX_CHANNEL_EXECUTE, slow_handler, &slow), 0);
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .deadline_ns = test_patience()};
+    assert_ok(cox_executor_set_handler(slow.executor, COX_CHANNEL_EXECUTE, slow_handler, &slow));
     uint64_t begin_ns = cox_now_ns();
-    assert_int_equal(cox_executor_submit_opaque(slow.executor, "echo x", 6, &options, NULL, &err),
-                     0);
+    assert_ok(cox_executor_submit_opaque(
+        slow.executor, "echo x", 6, SUBMIT_WITH(.deadline_ns = test_patience()), NULL, test_err()));
     assert_true(test_sem_await(&slow.entered));
     uint64_t before_ns = cox_now_ns() - begin_ns, waited_ns = pass_time();
     assert_int_equal(look(g)->completed, 1);
@@ -389,8 +354,7 @@ TEST(p3_a_handler_that_waits_is_seen_in_its_phase)
     assert_int_equal(seen.group.channels[COX_CHANNEL_EXECUTE].stats.phases[COX_PHASE_TOTAL].count,
                      0);
     sem_post(&slow.go_on);
-    while (look(g)->phases[COX_PHASE_HANDLER].count == 0)
-        sched_yield();
+    AWAIT(look(g)->phases[COX_PHASE_HANDLER].count != 0);
     const struct cox_phase_stats *phases = seen.group.channels[COX_CHANNEL_EXECUTE].stats.phases;
     assert_true(phases[COX_PHASE_HANDLER].p50_ns >= least(waited_ns));
     assert_true(phases[COX_PHASE_TOTAL].p50_ns >= least(waited_ns));
@@ -441,9 +405,7 @@ static uint64_t rewakes_of(struct cox_executor *executor)
 static void *releaser_main(void *argument)
 {
     struct releaser *releaser = argument;
-    uint64_t deadline_ns = test_patience();
-    while (rewakes_of(releaser->executor) == releaser->rewakes && cox_now_ns() < deadline_ns)
-        sched_yield();
+    AWAIT(rewakes_of(releaser->executor) != releaser->rewakes);
     releaser->waited_ns = pass_time();
     test_pipe_release(releaser->pipe, 1);
     return NULL;
@@ -452,7 +414,7 @@ static void *releaser_main(void *argument)
 GROUP_TEST(p3_a_call_that_waits_for_room_waits_in_the_queue, 2)
 {
     struct test_pipe *pipe = test_pipe_new();
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     block_in_vain(g, pipe);
     test_await_lines(g, 1, "blocked", 1);
     struct releaser releaser = {.executor = test_group_executor(g), .pipe = pipe};
@@ -463,7 +425,6 @@ GROUP_TEST(p3_a_call_that_waits_for_room_waits_in_the_queue, 2)
     pthread_join(thread, NULL);
     assert_int_equal(r, 0);
     uint64_t queue_ns = c.published_ns - c.submitted_ns;
-    test_completion_deinit(&c);
     assert_true(queue_ns >= releaser.waited_ns);
     /* The longer one of two. */
     const struct cox_channel_stats *stats = look(g);

@@ -1,17 +1,7 @@
 #include "crew.h"
 #include "tests/lib/test.h"
 
-#include <limits.h>
 #include <linux/futex.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define BROKEN 99
 
@@ -92,7 +82,6 @@ static bool is_void(void *context)
 struct cox_group *crew_join(struct crew *crew, uint32_t rank)
 {
     struct cox_group *group = NULL;
-    struct cox_error err = {0};
     const struct cox_group_options options = {
         .size = sizeof(struct cox_group_options),
         .fd = crew->group_fd,
@@ -104,8 +93,8 @@ struct cox_group *crew_join(struct crew *crew, uint32_t rank)
         .context = crew,
     };
 
-    if (cox_group_join(&options, &group, &err))
-        broken(err.text);
+    if (cox_group_join(&options, &group, test_err()))
+        broken(test_error.text);
     if (cox_group_align(group, 1))
         broken("align");
     return group;

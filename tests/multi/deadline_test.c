@@ -3,21 +3,9 @@
  * down until when each thread means to sleep. */
 #include "channel/base/futex.h"
 #include "coordinator/collector/collect.h"
-#include "coordinator/executor/core.h"
 #include "coordinator/executor/requests_internal.h"
 #include "proto/executor.pb-c.h"
 #include "testing.h"
-
-#include <coxswain/requests.h>
-
-#include <pthread.h>
-#include <sched.h>
-#include <semaphore.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdlib.h>
-#include <time.h>
-#include <unistd.h>
 
 #define SLEEPS_MAX 65536
 
@@ -146,7 +134,6 @@ static pid_t thread_of(struct test_group *group, enum cox_channel_id channel)
                                                    cox_deadline_after_ms(TEST_PATIENCE_MS)};
     Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
-    struct cox_error err = {0};
     _Atomic pid_t thread = 0;
     request.has_execute_type = 1;
     request.execute_type = COXSWAIN__EXECUTE_TYPE__KV_TRANSFER;
@@ -154,12 +141,10 @@ static pid_t thread_of(struct test_group *group, enum cox_channel_id channel)
     request.pull_kv_request = &pull;
     assert_int_equal(cox_executor_set_handler(executor, channel, on_visit, (void *)&thread), 0);
     int r = channel == COX_CHANNEL_TRANSFER
-                ? cox_executor_submit(executor, &request, &options, NULL, &err)
-                : cox_executor_submit_opaque(executor, "echo x", 6, &options, NULL, &err);
-    if (r)
-        fail_msg("%s", err.text);
-    while (atomic_load(&thread) == 0)
-        sched_yield();
+                ? cox_executor_submit(executor, &request, &options, NULL, test_err())
+                : cox_executor_submit_opaque(executor, "echo x", 6, &options, NULL, test_err());
+    assert_ok(r);
+    AWAIT(atomic_load(&thread) != 0);
     return atomic_load(&thread);
 }
 
@@ -184,7 +169,6 @@ static int ask_response_thread(struct asked *asked, struct cox_error *err)
 static int ask(struct asked *asked)
 {
     struct cox_executor *executor = test_group_executor(asked->group);
-    struct cox_error err = {0};
     int r = 0;
     sem_init(&asked->ended, 0, 0);
     asked->begin = atomic_load(&sleep_count);
@@ -192,11 +176,11 @@ static int ask(struct asked *asked)
     switch (asked->way) {
     case SUBMIT:
     case CALL:
-        r = ask_response_thread(asked, &err);
+        r = ask_response_thread(asked, test_err());
         break;
     case LINK_STATUS: {
         struct cox_link_status status = {0};
-        r = cox_executor_link_status(executor, asked->deadline_ns, &status, &err);
+        r = cox_executor_link_status(executor, asked->deadline_ns, &status, test_err());
         cox_link_status_deinit(&status);
         break;
     }
@@ -204,24 +188,25 @@ static int ask(struct asked *asked)
         Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
         struct cox_pull_result *results = NULL;
         size_t count = 0;
-        r = cox_executor_pull_kv(executor, &pull, asked->deadline_ns, &results, &count, &err);
+        r = cox_executor_pull_kv(executor, &pull, asked->deadline_ns, &results, &count, test_err());
         free(results);
         break;
     }
     case LORA: {
         Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
         int32_t statuses[2];
-        r = cox_executor_lora(executor, &lora, asked->deadline_ns, statuses, &err);
+        r = cox_executor_lora(executor, &lora, asked->deadline_ns, statuses, test_err());
         break;
     }
     case RECOVER: {
         struct cox_recover_result results[2];
-        r = cox_executor_recover(executor, COX_RECOVER_CLEAR, asked->deadline_ns, results, &err);
+        r = cox_executor_recover(executor, COX_RECOVER_CLEAR, asked->deadline_ns, results,
+                                 test_err());
         break;
     }
     default: {
         struct cox_init_summary summary;
-        r = cox_executor_init(executor, NULL, 0, asked->deadline_ns, &summary, &err);
+        r = cox_executor_init(executor, NULL, 0, asked->deadline_ns, &summary, test_err());
     }
     }
     if (asked->way > CALL) /* else its handler has stored it, or the hook */
@@ -345,8 +330,7 @@ static bool waits_its_turn_until(enum way way, uint64_t away_ms)
     struct test_group *group = group_start(way, &pid, &gatherer);
     struct asked first = asked_of(group, way, TEST_PATIENCE_MS);
     assert_int_equal(pthread_create(&thread, NULL, ask_main, &first), 0);
-    while (!sleeps_for(&first))
-        sched_yield();
+    AWAIT(sleeps_for(&first));
     struct asked asked = asked_of(group, way, away_ms);
     const int r = ask(&asked);
     assert_int_equal(kill(pid, SIGCONT), 0);

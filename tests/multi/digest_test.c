@@ -1,10 +1,6 @@
 /* Ranks that do not run the same: what differs, on which ranks, and since when. */
-#include "coordinator/executor/core.h"
 #include "chats.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/uio.h>
 
 static void step_digests_are(struct test_group *g, const char *sides, uint64_t sequence,
@@ -12,7 +8,7 @@ static void step_digests_are(struct test_group *g, const char *sides, uint64_t s
                              uint64_t *ret_sequence)
 {
     struct step s;
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     char text[256];
     step_init(&s, base, COX_FORWARD_DECODE);
     step_row(&s, &chats[0], false);
@@ -25,19 +21,17 @@ static void step_digests_are(struct test_group *g, const char *sides, uint64_t s
              sequence ? sequence : c.sequence, first);
     assert_contains(c.text, text);
     *ret_sequence = c.sequence;
-    test_completion_deinit(&c);
 }
 
 /* Where rank 2 has the first row of its step, and its block table. */
 static void addresses_of(struct test_group *g, uint32_t rank, uintptr_t *ret_rows,
                          uintptr_t *ret_blocks)
 {
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
     assert_int_equal(test_call_how(g, &c, &how, "tell at"), 0);
     assert_int_equal(sscanf(c.ranks[rank].bytes, "%" SCNxPTR " %" SCNxPTR, ret_rows, ret_blocks),
                      2);
-    test_completion_deinit(&c);
 }
 
 static void bend(struct test_group *g, uint32_t rank, uintptr_t address, const void *bytes,
@@ -52,13 +46,12 @@ static void bend(struct test_group *g, uint32_t rank, uintptr_t address, const v
 static uint64_t prefill(struct test_group *g, struct chat *chats)
 {
     struct step s;
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     step_init(&s, 0, COX_FORWARD_PREFILL);
     step_row(&s, &chats[0], true);
     assert_int_equal(step_call(g, &s, TEST_PATIENCE_MS, &c), 0);
     chats[0].tokens[chats[0].count++] = c.tokens[0];
     const uint64_t base = c.sequence;
-    test_completion_deinit(&c);
     return base;
 }
 
@@ -107,19 +100,18 @@ TEST(s2_a_rank_with_a_bent_row_is_named)
         {offsetof(struct cox_batch_row, position), "differ in positions: ranks 0-1 have "},
     };
     struct test_pipe *pipe = test_pipe_new();
-    struct test_group *g = test_group_start(3, NULL);
+    OWN_GROUP *g = test_group_start(3, NULL);
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
         struct chat chats[CHAT_COUNT];
         struct step s;
-        struct test_completion c;
+        OWN_COMPLETION c = {0};
         chats_init(chats);
         uint64_t base = prefill(g, chats);
         uintptr_t rows, blocks;
         addresses_of(g, 2, &rows, &blocks);
         if (k == 0)
-            assert_int_equal(cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE,
-                                                      test_handler, g),
-                             0);
+            assert_ok(cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE,
+                                               test_handler, g));
         assert_int_equal(test_call(g, NULL, "only 2 step block 1 %s", test_pipe_path(pipe)), 0);
         step_init(&s, base, COX_FORWARD_DECODE);
         step_row(&s, &chats[0], false);
@@ -135,9 +127,7 @@ TEST(s2_a_rank_with_a_bent_row_is_named)
         assert_null(strstr(ended->text, "block tables"));
         assert_null(strstr(ended->text, "tokens"));
         assert_int_equal(test_call(g, &c, "tell batch"), 0);
-        test_completion_deinit(&c);
     }
-    test_group_free(g);
 }
 
 /* A worker of one's own that knows what must agree. */
@@ -161,7 +151,7 @@ GROUP_TEST(s2_a_worker_sets_digests_of_its_own, 2)
     step_digests_are(g, "positions: rank 0 has ", 0, base, chats, base, &sequence);
     struct cox_executor_status status;
     struct cox_rank_status ranks[2];
-    cox_executor_read_status(test_group_executor(g), &status, ranks);
+    cox_executor_read_status(executor, &status, ranks);
     for (uint32_t r = 0; r < 2; r++)
         assert_contains(ranks[r].last_error, "positions: rank 0 has ");
 }

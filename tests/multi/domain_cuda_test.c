@@ -5,7 +5,6 @@
  * device. With the stand-in (tests/lib/fake_cuda.h) it shows what our side does with a driver, and
  * no more. Another process is always another program: a driver does not survive a fork.
  */
-#include "channel/base/idioms.h"
 #include "memory/domain/domain_table.h"
 #include "tests/lib/fake_cuda.h"
 #include "tests/lib/inverted_domain.h"
@@ -15,11 +14,6 @@
 #include <coxswain/memory/queue.h>
 
 #include <dlfcn.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
 
 /* No whole number of units, of any driver. */
 #define SIZE (UINT64_C(300) * 1024 + 13)
@@ -65,12 +59,10 @@ static int setup(void **state)
         *fake = (struct fake_cuda){.device_count = 2, .virtual_memory = 1, .fd_handles = 1};
     fds_before = fd_count();
     memset(&inverted, 0, sizeof inverted);
-    struct cox_error err = {0};
     if (cox_domains_new(&domains) ||
         cox_domains_add(domains, INVERTED_KIND, 1, &inverted_domain_functions, &inverted, NULL))
         return -1;
-    if (cox_domains_add_cuda_library(domains, library, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_domains_add_cuda_library(domains, library, test_err()));
     return 0;
 }
 
@@ -104,18 +96,14 @@ static int attach(struct cox_domain_id id, int fd, uint64_t size, bool writable,
 static struct cox_domain_memory *created(struct cox_domain_id id, uint64_t size)
 {
     struct cox_domain_memory *memory;
-    struct cox_error err = {0};
-    if (create(id, size, &memory, &err))
-        fail_msg("%s", err.text);
+    assert_ok(create(id, size, &memory, test_err()));
     return memory;
 }
 
 static struct cox_domain_memory *attached(int fd, bool writable)
 {
     struct cox_domain_memory *memory;
-    struct cox_error err = {0};
-    if (attach(cuda_id, fd, SIZE, writable, &memory, &err))
-        fail_msg("%s", err.text);
+    assert_ok(attach(cuda_id, fd, SIZE, writable, &memory, test_err()));
     return memory;
 }
 
@@ -199,9 +187,7 @@ DOMAIN_TEST(h28_what_one_process_exports_it_may_import)
 
 static void make_private(struct cox_domain_memory *memory)
 {
-    struct cox_error err = {0};
-    if (cox_domain_cuda_make_private(memory, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_domain_cuda_make_private(memory, test_err()));
 }
 
 DOMAIN_TEST(h28_a_view_becomes_a_copy_at_the_same_address)
@@ -274,23 +260,20 @@ DOMAIN_TEST(h28_the_hosts_current_context_stays)
 DOMAIN_TEST(h28_what_is_no_device_memory_is_refused)
 {
     struct cox_domain_memory *memory = NULL;
-    struct cox_error err = {0};
     int fd = memfd_create("no device memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     assert_int_equal(ftruncate(fd, SIZE), 0);
-    assert_int_equal(attach(cuda_id, fd, SIZE, true, &memory, &err), COX_CORRUPT);
-    assert_true(strstr(err.text, "importing"));
+    assert_int_equal(attach(cuda_id, fd, SIZE, true, &memory, test_err()), COX_CORRUPT);
+    assert_true(strstr(test_error.text, "importing"));
     close(fd);
     assert_int_equal(attach(cuda_id, -1, SIZE, true, &memory, NULL), -EBADF);
     assert_int_equal(create(cuda_id, 0, &memory, NULL), COX_INVALID);
     assert_int_equal(create(cuda_id, UINT64_MAX, &memory, NULL), COX_NO_SPACE);
-    err = (struct cox_error){0};
-    assert_int_equal(create(cuda_id, UINT64_C(1) << 50, &memory, &err), COX_NO_SPACE);
-    assert_true(strstr(err.text, "1125899906842624 bytes of memory are needed"));
+    assert_int_equal(create(cuda_id, UINT64_C(1) << 50, &memory, test_err()), COX_NO_SPACE);
+    assert_true(strstr(test_error.text, "1125899906842624 bytes of memory are needed"));
     struct cox_domain_memory *small = created(cuda_id, 1);
-    err = (struct cox_error){0};
-    assert_int_equal(attach(cuda_id, small->fd, UINT64_C(64) << 20, true, &memory, &err),
+    assert_int_equal(attach(cuda_id, small->fd, UINT64_C(64) << 20, true, &memory, test_err()),
                      COX_CORRUPT);
-    assert_true(strstr(err.text, "smaller"));
+    assert_true(strstr(test_error.text, "smaller"));
     assert_null(memory);
     destroy(small);
 }
@@ -298,13 +281,12 @@ DOMAIN_TEST(h28_what_is_no_device_memory_is_refused)
 static void in_a_child_of_fork(void *context)
 {
     struct cox_domain_memory *memory = context, *none = NULL;
-    struct cox_error err = {0};
     const struct cox_domain_functions *functions = memory->functions;
     void *cuda;
     const int fds = fd_count(), contexts = fake ? fake->contexts : 0;
     const int mappings = fake ? fake->mappings : 0;
-    CHECK(cox_domain_copy_from(memory, 0, seen, 1, &err) == COX_STATE);
-    CHECK(strstr(err.text, "fork"));
+    CHECK(cox_domain_copy_from(memory, 0, seen, 1, test_err()) == COX_STATE);
+    CHECK(strstr(test_error.text, "fork"));
     CHECK(cox_domain_copy_to(memory, 0, seen, 1, NULL) == COX_STATE);
     CHECK(cox_domain_cuda_make_private(memory, NULL) == COX_STATE);
     CHECK(cox_domains_find(domains, cuda_id, &functions, &cuda, NULL) == 0);
@@ -327,15 +309,13 @@ DOMAIN_TEST(h28_a_child_of_fork_gets_an_error_and_unmaps)
 
 DOMAIN_TEST(h27_cuda_is_added_once)
 {
-    struct cox_error err = {0};
-    assert_int_equal(cox_domains_add_cuda_library(domains, library, &err), COX_BUSY);
-    assert_true(strstr(err.text, "'CUDA'"));
+    assert_int_equal(cox_domains_add_cuda_library(domains, library, test_err()), COX_BUSY);
+    assert_true(strstr(test_error.text, "'CUDA'"));
     if (!fake)
         return;
     struct cox_domains *other;
     assert_int_equal(cox_domains_new(&other), 0);
-    assert_int_equal(cox_domains_add(other, 64, 29, &inverted_domain_functions, &inverted, NULL),
-                     0);
+    assert_ok(cox_domains_add(other, 64, 29, &inverted_domain_functions, &inverted, NULL));
     assert_int_equal(cox_domains_add_cuda_library(other, library, NULL), COX_FULL);
     cox_domains_free(other);
 }
@@ -376,9 +356,8 @@ static struct cox_pool *device_pool(void)
                                              .block_size = UINT64_C(320) << 10,
                                              .block_count = 3};
     struct cox_pool *pool = NULL;
-    struct cox_error err = {0};
-    if (cox_pool_create(&options, &pool, &err))
-        fprintf(stderr, "%s\n", err.text);
+    if (cox_pool_create(&options, &pool, test_err()))
+        fprintf(stderr, "%s\n", test_error.text);
     COX_ASSERT(pool);
     return pool;
 }
@@ -406,7 +385,6 @@ static int take_main(bool dies)
     struct cox_queue *queue = NULL;
     struct cox_subscriber *subscriber = NULL;
     struct cox_message message;
-    struct cox_error err = {0};
     char byte = 0;
     CHECK(cox_domains_new(&domains) == 0);
     CHECK(cox_domains_add_cuda_library(domains, library, NULL) == 0);
@@ -421,8 +399,8 @@ static int take_main(bool dies)
     CHECK(cox_subscriber_new(queue, &options, &subscriber, NULL) == 0);
     CHECK(write(READY_FD, &byte, 1) == 1);
     CHECK(read(GO_FD, &byte, 1) == 1);
-    if (cox_subscriber_take(subscriber, &message, &err)) {
-        fprintf(stderr, "%s\n", err.text);
+    if (cox_subscriber_take(subscriber, &message, test_err())) {
+        fprintf(stderr, "%s\n", test_error.text);
         return 1;
     }
     /* The copy is the other process's, imported here: there is one for the domain. */
@@ -445,11 +423,10 @@ static int import_main(const char *order)
     if (strcmp(order, "take") == 0 || strcmp(order, "take and die") == 0)
         return take_main(order[4] != '\0');
     struct cox_domain_memory *memory = NULL;
-    struct cox_error err = {0};
     CHECK(cox_domains_new(&domains) == 0);
-    if (cox_domains_add_cuda_library(domains, library, &err) ||
-        attach(cuda_id, IMPORT_FD, SIZE, true, &memory, &err)) {
-        fprintf(stderr, "%s\n", err.text);
+    if (cox_domains_add_cuda_library(domains, library, test_err()) ||
+        attach(cuda_id, IMPORT_FD, SIZE, true, &memory, test_err())) {
+        fprintf(stderr, "%s\n", test_error.text);
         return 1;
     }
     close(IMPORT_FD);
@@ -591,9 +568,8 @@ DOMAIN_TEST(h18_h28_a_device_that_is_full_makes_no_pool)
                                        .block_size = UINT64_C(1) << 40,
                                        .block_count = 1000};
     struct cox_pool *none = NULL;
-    struct cox_error err = {0};
-    assert_int_equal(cox_pool_create(&options, &none, &err), COX_NO_SPACE);
-    assert_true(strstr(err.text, "bytes of memory are needed"));
+    assert_int_equal(cox_pool_create(&options, &none, test_err()), COX_NO_SPACE);
+    assert_true(strstr(test_error.text, "bytes of memory are needed"));
     options.domain.device = 31;
     assert_int_equal(cox_pool_create(&options, &none, NULL), COX_INVALID);
     assert_null(none);
@@ -701,15 +677,15 @@ DOMAIN_TEST(b15_h28_stand_in_whatever_fails_in_the_driver_is_reported_and_undone
     for (size_t j = 0; j < sizeof jobs / sizeof jobs[0]; j++) {
         int k = 0;
         do {
-            struct cox_error err = {0};
             fake->calls = 0;
             fake->failed = NULL;
             fake->fail_call = ++k;
             fake->fail_result = 999;
-            int r = jobs[j].run(memory, &err);
+            int r = jobs[j].run(memory, test_err());
             fake->fail_call = 0;
-            if (fake->failed && (r == 0 || err.code != r || !err.text[0]))
-                fail_msg("%s, call %d (%s): %d '%s'", jobs[j].name, k, fake->failed, r, err.text);
+            if (fake->failed && (r == 0 || test_error.code != r || !test_error.text[0]))
+                fail_msg("%s, call %d (%s): %d '%s'", jobs[j].name, k, fake->failed, r,
+                         test_error.text);
             if (!fake->failed)
                 assert_int_equal(r, 0);
             if (fake->contexts != before.contexts || fake->depth != before.depth ||
@@ -742,15 +718,14 @@ static int failing(const char *name, int result, struct cox_error *err)
 
 DOMAIN_TEST(h28_stand_in_results_become_codes_of_ours)
 {
-    struct cox_error err = {0};
-    assert_int_equal(failing("cuMemCreate", 2, &err), COX_NO_SPACE);
-    assert_true(strstr(err.text, "327680 bytes") && strstr(err.text, "out of memory"));
+    assert_int_equal(failing("cuMemCreate", 2, test_err()), COX_NO_SPACE);
+    assert_true(strstr(test_error.text, "327680 bytes") &&
+                strstr(test_error.text, "out of memory"));
     assert_int_equal(failing("cuMemMap", 2, NULL), COX_NO_SPACE);
     assert_int_equal(failing("cuMemExportToShareableHandle", 800, NULL), COX_DENIED);
     assert_int_equal(failing("cuMemCreate", 801, NULL), COX_UNSUPPORTED);
-    err = (struct cox_error){0};
-    assert_int_equal(failing("cuMemCreate", 719, &err), -EIO);
-    assert_true(strstr(err.text, "719") && strstr(err.text, "device 0"));
+    assert_int_equal(failing("cuMemCreate", 719, test_err()), -EIO);
+    assert_true(strstr(test_error.text, "719") && strstr(test_error.text, "device 0"));
     struct cox_domain_memory *memory = created(cuda_id, SIZE), *reader;
     /* The device can do both: what is not supported is what the other process has sent. */
     static const char *const imports[] = {"cuMemImportFromShareableHandle", "cuMemMap"};
@@ -759,9 +734,8 @@ DOMAIN_TEST(h28_stand_in_results_become_codes_of_ours)
         fake->fail_name = imports[i];
         fake->fail_call = 1;
         fake->fail_result = 801;
-        err = (struct cox_error){0};
-        assert_int_equal(attach(cuda_id, memory->fd, SIZE, true, &reader, &err), COX_CORRUPT);
-        assert_true(strstr(err.text, "801"));
+        assert_int_equal(attach(cuda_id, memory->fd, SIZE, true, &reader, test_err()), COX_CORRUPT);
+        assert_true(strstr(test_error.text, "801"));
         fake->fail_call = 0;
     }
     /* A device without memory for reading alone. */
@@ -784,13 +758,12 @@ DOMAIN_TEST(h28_stand_in_results_become_codes_of_ours)
 static void unsupported(const char *path, const char *word)
 {
     struct cox_domains *other;
-    struct cox_error err = {0};
     const struct cox_domain_functions *functions;
     void *context;
     assert_int_equal(cox_domains_new(&other), 0);
-    int r = cox_domains_add_cuda_library(other, path, &err);
-    if (r != COX_UNSUPPORTED || err.code != r || !strstr(err.text, word))
-        fail_msg("expected '%s', got %d '%s'", word, r, err.text);
+    int r = cox_domains_add_cuda_library(other, path, test_err());
+    if (r != COX_UNSUPPORTED || test_error.code != r || !strstr(test_error.text, word))
+        fail_msg("expected '%s', got %d '%s'", word, r, test_error.text);
     assert_int_equal(cox_domains_find(other, cuda_id, &functions, &context, NULL), COX_INVALID);
     cox_domains_free(other);
 }
@@ -819,7 +792,6 @@ DOMAIN_TEST(h28_stand_in_what_is_missing_is_named)
 
 int main(int argc, char **argv)
 {
-    struct cox_error err = {0};
     COX_ASSERT(argc >= 2);
     library = argv[1];
     fill();
@@ -835,10 +807,10 @@ int main(int argc, char **argv)
         return import_main(argv[3]);
     if (!fake) {
         COX_ASSERT(cox_domains_new(&domains) == 0);
-        int r = cox_domains_add_cuda_library(domains, library, &err);
+        int r = cox_domains_add_cuda_library(domains, library, test_err());
         domains = cox_domains_free(domains);
         if (r == COX_UNSUPPORTED) {
-            printf("skipped: %s\n", err.text);
+            printf("skipped: %s\n", test_error.text);
             return 77;
         }
     }

@@ -8,13 +8,6 @@
 
 #include <coxswain/memory/domain.h>
 
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-
 #define PAGE UINT64_C(4096)
 #define SIZE (70 * PAGE + 5)
 #define SIZE_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
@@ -50,11 +43,9 @@ static struct cox_domain_memory *created(struct cox_domain_id id, uint64_t size,
 {
     const struct cox_domain_functions *functions;
     struct cox_domain_memory *memory;
-    struct cox_error err = {0};
     void *context;
     assert_int_equal(cox_domains_find(domains, id, &functions, &context, NULL), 0);
-    if (functions->create(context, id.device, size, on_demand, &memory, &err))
-        fail_msg("%s", err.text);
+    assert_ok(functions->create(context, id.device, size, on_demand, &memory, test_err()));
     return memory;
 }
 
@@ -102,10 +93,9 @@ static void read_and_write(void *argument)
     const struct peer *peer = argument;
     struct cox_domains *own = own_domains();
     struct cox_domain_memory *memory = NULL;
-    struct cox_error err = {0};
-    int r = attach(own, peer->id, peer->fd, SIZE, true, &memory, &err);
+    int r = attach(own, peer->id, peer->fd, SIZE, true, &memory, test_err());
     if (r)
-        fprintf(stderr, "%s\n", err.text);
+        fprintf(stderr, "%s\n", test_error.text);
     CHECK(r == 0 && memory->size == SIZE && memory->writable);
     CHECK(memory->fd != peer->fd && memory->fd > STDERR_FILENO);
     CHECK((memory->address != NULL) == (peer->id.kind == COX_DOMAIN_HOST));
@@ -136,10 +126,9 @@ static void know_nothing_of_it(void *argument)
     const struct peer *peer = argument;
     struct cox_domains *own;
     struct cox_domain_memory *memory = NULL;
-    struct cox_error err = {0};
     CHECK(cox_domains_new(&own) == 0);
-    CHECK(attach(own, peer->id, peer->fd, SIZE, true, &memory, &err) == COX_INVALID);
-    CHECK(strstr(err.text, "no domains of kind 77") && !memory);
+    CHECK(attach(own, peer->id, peer->fd, SIZE, true, &memory, test_err()) == COX_INVALID);
+    CHECK(strstr(test_error.text, "no domains of kind 77") && !memory);
     cox_domains_free(own);
 }
 
@@ -156,12 +145,11 @@ static void only_read(void *argument)
     const struct peer *peer = argument;
     struct cox_domains *own = own_domains();
     struct cox_domain_memory *memory = NULL;
-    struct cox_error err = {0};
     int reader = reopened(peer->fd);
     const int fds[] = {reader, peer->fd};
     CHECK(reader >= 0);
-    CHECK(attach(own, peer->id, reader, SIZE, true, &memory, &err) == COX_DENIED && !memory);
-    CHECK(strstr(err.text, "read only"));
+    CHECK(attach(own, peer->id, reader, SIZE, true, &memory, test_err()) == COX_DENIED && !memory);
+    CHECK(strstr(test_error.text, "read only"));
     for (size_t i = 0; i < 2; i++) {
         struct cox_error denied = {0};
         CHECK(attach(own, peer->id, fds[i], SIZE, false, &memory, NULL) == 0 && !memory->writable);
@@ -230,10 +218,9 @@ static void refused(int fd, bool writable, int code, const char *word)
     assert_true(fd >= 0);
     for (size_t i = 0; i < 2; i++) {
         struct cox_domain_memory *memory = NULL;
-        struct cox_error err = {0};
-        int r = attach(domains, ids[i], fd, SIZE, writable, &memory, &err);
-        if (r != code || err.code != code || !strstr(err.text, word) || memory)
-            fail_msg("expected %d with '%s', got %d '%s'", code, word, r, err.text);
+        int r = attach(domains, ids[i], fd, SIZE, writable, &memory, test_err());
+        if (r != code || test_error.code != code || !strstr(test_error.text, word) || memory)
+            fail_msg("expected %d with '%s', got %d '%s'", code, word, r, test_error.text);
     }
     close(fd);
 }
@@ -283,10 +270,10 @@ static void attach_as_nobody(void *argument)
 {
     const struct peer *peer = argument;
     struct cox_domain_memory *memory = NULL;
-    struct cox_error err = {0};
     CHECK(setuid(65534) == 0);
-    CHECK(attach(domains, peer->id, peer->fd, SIZE, true, &memory, &err) == COX_DENIED && !memory);
-    CHECK(strstr(err.text, "of user"));
+    CHECK(attach(domains, peer->id, peer->fd, SIZE, true, &memory, test_err()) == COX_DENIED &&
+          !memory);
+    CHECK(strstr(test_error.text, "of user"));
 }
 
 DOMAIN_TEST(h28_memory_of_another_user_is_refused)

@@ -10,13 +10,6 @@
 #include "engine/rank/weights_subscriber.h"
 #include "tests/lib/test.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #define SHIPPED COX_TEST_SOURCE_DIR "/models/sums"
 #define PROMPT_LENGTH 6u
 #define STEP_COUNT 8u
@@ -327,9 +320,9 @@ PLAIN_TEST(ranks_that_do_not_divide_the_slices_are_refused_at_init)
         run_all(&crew, 1, generate, &plan);
         expect_ended(&crew, 0, COX_INVALID);
         snprintf(words, sizeof(words), "-n %u: heads", counts[i]);
-        assert_non_null(strstr(crew.ranks[0].err.text, words));
-        assert_non_null(strstr(crew.ranks[0].err.text, "8 slices"));
-        assert_non_null(strstr(crew.ranks[0].err.text, "use 1, 2, 4 or 8"));
+        assert_contains(crew.ranks[0].err.text, words);
+        assert_contains(crew.ranks[0].err.text, "8 slices");
+        assert_contains(crew.ranks[0].err.text, "use 1, 2, 4 or 8");
         crew_close(&crew);
     }
 }
@@ -339,7 +332,6 @@ static int init_again(struct crew *crew, uint32_t rank, struct crew_rank *self, 
 {
     const struct plan *plan = context;
     const bool bad = plan->bad_init_rank == rank;
-    struct cox_error err = {0};
     struct seat seat;
     int second = 0;
     int r = seat_open(&seat, crew, rank, self, context);
@@ -351,11 +343,12 @@ static int init_again(struct crew *crew, uint32_t rank, struct crew_rank *self, 
     /* The coordinator waits for all steps before it sends another init, and for that in turn. */
     crew_meet(crew, crew->rank_count);
     if (r == 0)
-        second = seat_init(&seat, bad ? "/nowhere" : NULL, 20, &err);
+        second = seat_init(&seat, bad ? "/nowhere" : NULL, 20, test_err());
     if (plan->bad_init_rank != UINT32_MAX && second != (bad ? COX_NOT_FOUND : COX_ABORTED))
-        r = cox_fail(&self->err, COX_STATE, "the second init ended with %d: %s", second, err.text);
+        r = cox_fail(&self->err, COX_STATE, "the second init ended with %d: %s", second,
+                     test_error.text);
     /* Nothing is left to step with. */
-    if (r == 0 && second && seat_step(&seat, 21, 0, PROMPT_LENGTH, &err) != COX_STATE)
+    if (r == 0 && second && seat_step(&seat, 21, 0, PROMPT_LENGTH, test_err()) != COX_STATE)
         r = cox_fail(&self->err, COX_STATE, "a step after an init that failed");
     crew_meet(crew, 2 * crew->rank_count);
     if (r == 0 && second)
@@ -395,7 +388,6 @@ static int step_badly(struct crew *crew, uint32_t rank, struct crew_rank *self, 
 {
     const struct plan *plan = context;
     const bool bad = plan->bad_batch_rank == rank;
-    struct cox_error err = {0};
     struct seat seat;
     int failed = 0;
     int r = seat_open(&seat, crew, rank, self, context);
@@ -406,9 +398,10 @@ static int step_badly(struct crew *crew, uint32_t rank, struct crew_rank *self, 
         r = seat_generate(&seat, 2, &self->err);
     crew_meet(crew, crew->rank_count);
     if (r == 0)
-        failed = seat_step(&seat, 20, 0, bad ? 1000 : PROMPT_LENGTH, &err);
+        failed = seat_step(&seat, 20, 0, bad ? 1000 : PROMPT_LENGTH, test_err());
     if (r == 0 && failed != (bad ? COX_INVALID : COX_ABORTED))
-        r = cox_fail(&self->err, COX_STATE, "the bad step ended with %d: %s", failed, err.text);
+        r = cox_fail(&self->err, COX_STATE, "the bad step ended with %d: %s", failed,
+                     test_error.text);
     /* All of them got it from the one that failed; and the coordinator cancelled the step. */
     crew_meet(crew, 2 * crew->rank_count);
     crew_set_void(crew, 20);
@@ -437,7 +430,6 @@ static int init_given_up(struct crew *crew, uint32_t rank, struct crew_rank *sel
 {
     const struct plan *plan = context;
     const bool first = plan->bad_init_rank == 1;
-    struct cox_error err = {0};
     struct seat seat;
     int r = seat_open(&seat, crew, rank, self, context), ended = COX_ABORTED;
 
@@ -448,13 +440,13 @@ static int init_given_up(struct crew *crew, uint32_t rank, struct crew_rank *sel
         atomic_store(crew->asked, 0);
     crew_meet(crew, 4);
     if (rank == 0) {
-        ended = seat_init(&seat, NULL, 2, &err);
+        ended = seat_init(&seat, NULL, 2, test_err());
     } else {
         crew_await_asked(crew);
         crew_set_void(crew, 2);
     }
     if (r == 0 && ended != COX_ABORTED)
-        r = cox_fail(&self->err, COX_STATE, "it ended with %d: %s", ended, err.text);
+        r = cox_fail(&self->err, COX_STATE, "it ended with %d: %s", ended, test_error.text);
     crew_meet(crew, 6);
     if (r == 0 && !first)
         r = seat_init(&seat, NULL, 3, &self->err);
@@ -555,7 +547,7 @@ PLAIN_TEST(b3_a_rank_killed_in_init_or_a_step_is_named_by_the_others)
         assert_true(WIFSIGNALED(crew.statuses[3]));
         for (uint32_t rank = 0; rank < 3; rank++) {
             expect_ended(&crew, rank, COX_PEER_DEAD);
-            assert_non_null(strstr(crew.ranks[rank].err.text, "rank 3"));
+            assert_contains(crew.ranks[rank].err.text, "rank 3");
         }
         crew_close(&crew);
     }

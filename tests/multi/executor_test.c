@@ -1,21 +1,9 @@
 /* Requests and their completions with real workers: their contents, how they may end, and that they
  * end once. */
 #include "channel/base/hash.h"
-#include "coordinator/executor/core.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 #include "testing.h"
-
-#include <coxswain/requests.h>
-
-#include <inttypes.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static uint64_t digest(const uint8_t *bytes, size_t size)
 {
@@ -26,7 +14,7 @@ static uint64_t digest(const uint8_t *bytes, size_t size)
 
 GROUPS_TEST(m2_one_request_reaches_every_rank_whole)
 {
-    size_t size = cox_executor_request_size_max(test_group_executor(g), COX_CHANNEL_EXECUTE);
+    size_t size = cox_executor_request_size_max(executor, COX_CHANNEL_EXECUTE);
     uint8_t *bytes = malloc(size);
     assert_non_null(bytes);
     for (size_t i = 0; i < size; i++)
@@ -34,20 +22,18 @@ GROUPS_TEST(m2_one_request_reaches_every_rank_whole)
     memcpy(bytes, "sum ", 4);
     char expected[32];
     snprintf(expected, sizeof expected, "%016" PRIx64, digest(bytes, size));
-    const struct test_how how = {.gather = COX_GATHER_ALL};
-    struct test_completion c;
-    assert_int_equal(test_call_bytes(g, &c, &how, bytes, size), 0);
+    OWN_COMPLETION c = {0};
+    assert_int_equal(test_call_bytes(g, &c, &test_all, bytes, size), 0);
     assert_int_equal(c.rank_count, n);
     for (uint32_t rank = 0; rank < n; rank++) {
         assert_int_equal(c.ranks[rank].outcome, COX_OUTCOME_OK);
         assert_true(c.ranks[rank].taken);
         assert_string_equal(c.ranks[rank].bytes, expected);
-        assert_int_equal(c.ranks[rank].pid, cox_executor_pid(test_group_executor(g), rank));
+        assert_int_equal(c.ranks[rank].pid, cox_executor_pid(executor, rank));
     }
-    test_completion_deinit(&c);
     /* One request was published for all of them. */
     struct cox_channel_stats stats;
-    cox_executor_stats(test_group_executor(g), COX_CHANNEL_EXECUTE, &stats);
+    cox_executor_stats(executor, COX_CHANNEL_EXECUTE, &stats);
     assert_int_equal(stats.submitted, 1);
     assert_int_equal(stats.completed, 1);
     free(bytes);
@@ -57,31 +43,28 @@ GROUP_TEST(m2_ranks_that_are_not_asked_do_nothing, 4)
 {
     for (uint64_t ranks = 1; ranks < 16; ranks++) {
         const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = ranks};
-        struct test_completion c;
+        OWN_COMPLETION c = {0};
         assert_int_equal(test_call_how(g, &c, &how, "pid"), 0);
         for (uint32_t rank = 0; rank < 4; rank++) {
             bool asked = ranks >> rank & 1;
             assert_int_equal(c.ranks[rank].outcome, asked ? COX_OUTCOME_OK : COX_OUTCOME_NOT_ASKED);
             assert_int_equal(atoi(c.ranks[rank].bytes), asked ? c.ranks[rank].pid : 0);
         }
-        test_completion_deinit(&c);
     }
     const struct test_how outside = {.gather = COX_GATHER_ALL, .ranks = 16 + 1};
     assert_int_equal(test_call_how(g, NULL, &outside, "pid"), COX_INVALID);
     struct cox_rank_set nobody = {{0}};
-    const struct cox_submit_options empty = {.size = sizeof(struct cox_submit_options),
-                                             .gather = COX_GATHER_ALL,
-                                             .deadline_ns = cox_deadline_after_ms(1000),
-                                             .asked = &nobody};
-    assert_int_equal(
-        cox_executor_call_opaque(test_group_executor(g), "pid", 3, &empty, NULL, NULL, NULL),
-        COX_INVALID);
+    assert_int_equal(cox_executor_call_opaque(
+                         executor, "pid", 3,
+                         SUBMIT_WITH(.gather = COX_GATHER_ALL,
+                                     .deadline_ns = cox_deadline_after_ms(1000), .asked = &nobody),
+                         NULL, NULL, NULL),
+                     COX_INVALID);
     /* Half of the 15 named each rank, and then all did. */
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     assert_int_equal(test_call(g, &c, "served"), 0);
     for (uint32_t rank = 0; rank < 4; rank++)
         assert_string_equal(c.ranks[rank].bytes, "9");
-    test_completion_deinit(&c);
 }
 
 /* ---- bounds ---- */
@@ -89,17 +72,14 @@ GROUP_TEST(m2_ranks_that_are_not_asked_do_nothing, 4)
 TEST(m3_oversize_request_is_refused_with_both_sizes)
 {
     for (uint32_t n = 1; n <= 8; n *= 2) {
-        const struct cox_executor_options no_large_payloads = {
-            .size = sizeof(struct cox_executor_options), .memory.refuse_large_payloads = true};
-        struct test_group *g = test_group_start(n, &no_large_payloads);
+        OWN_GROUP *g = test_group_start(n, START_WITH(.memory.refuse_large_payloads = true));
         struct cox_executor *executor = test_group_executor(g);
-        const struct test_how how = {.gather = COX_GATHER_ALL};
         size_t max = cox_executor_request_size_max(executor, COX_CHANNEL_EXECUTE);
         char *bytes = malloc(max + 1), number[32];
         assert_non_null(bytes);
         memset(bytes, 'a', max + 1);
         memcpy(bytes, "sum ", 4);
-        assert_int_equal(test_call_bytes(g, NULL, &how, bytes, max + 1), COX_TOO_LARGE);
+        assert_int_equal(test_call_bytes(g, NULL, &test_all, bytes, max + 1), COX_TOO_LARGE);
         snprintf(number, sizeof number, "holds %zu:", max);
         assert_contains(test_error_text(g), number);
         snprintf(number, sizeof number, " %zu bytes", max + 1);
@@ -115,40 +95,32 @@ TEST(m3_oversize_request_is_refused_with_both_sizes)
         request.execute_type = COXSWAIN__EXECUTE_TYPE__LORA_OPERATION;
         request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_LORA_OPERATION_REQUEST;
         request.lora_operation_request = &lora;
-        const struct cox_submit_options options = {
-            .size = sizeof(struct cox_submit_options),
-            .gather = COX_GATHER_ALL,
-            .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS),
-        };
-        struct cox_error err = {0};
-        assert_int_equal(cox_executor_call(executor, &request, &options, NULL, NULL, &err),
-                         COX_TOO_LARGE);
+        assert_int_equal(
+            cox_executor_call(executor, &request,
+                              SUBMIT_WITH(.gather = COX_GATHER_ALL,
+                                          .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)),
+                              NULL, NULL, test_err()),
+            COX_TOO_LARGE);
         snprintf(number, sizeof number, "holds %zu:", max);
-        assert_contains(err.text, number);
+        assert_contains(test_error.text, number);
         snprintf(number, sizeof number, " %zu bytes", cox_wire_request_size(&request));
-        assert_contains(err.text, number);
+        assert_contains(test_error.text, number);
 
         test_expect_echo(g, "still here");
         free(bytes);
-        test_group_free(g);
     }
 }
 
-TEST(m3_oversize_reply_is_an_error_of_that_rank)
+GROUP_TEST_WITH(m3_oversize_reply_is_an_error_of_that_rank, 4, .depth = 2,
+                .memory.response_size = {[COX_CHANNEL_EXECUTE] = 2 * 4 * 1024})
 {
-    const struct cox_executor_options small = {
-        .size = sizeof(struct cox_executor_options),
-        .depth = 2,
-        .memory.response_size = {[COX_CHANNEL_EXECUTE] = 2 * 4 * 1024}};
-    struct test_group *g = test_group_start(4, &small);
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     assert_int_equal(test_call(g, &c, "size 1020"), 0);
     for (uint32_t rank = 0; rank < 4; rank++) {
         assert_int_equal(c.ranks[rank].size, 1020);
         for (size_t i = 0; i < 1020; i++)
             assert_int_equal((uint8_t)c.ranks[rank].bytes[i], (uint8_t)(7 * i + rank));
     }
-    test_completion_deinit(&c);
     for (uint32_t rank = 0; rank < 4; rank++) {
         char named[32];
         assert_int_equal(test_call(g, &c, "only %" PRIu32 " lie 1021", rank), COX_REJECTED);
@@ -162,19 +134,15 @@ TEST(m3_oversize_reply_is_an_error_of_that_rank)
         for (uint32_t other = 0; other < 4; other++)
             assert_true(other == rank || c.ranks[other].outcome == COX_OUTCOME_OK ||
                         c.ranks[other].outcome == COX_OUTCOME_LATE);
-        test_completion_deinit(&c);
         test_expect_echo(g, "still here");
     }
-    test_group_free(g);
 }
 
 TEST(m3_a_reply_that_makes_no_sense_is_corrupt)
 {
     char name[64];
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .memory.keep_names = true,
-                                                 .name = test_unique_name(name)};
-    struct test_group *g = test_group_start(4, &options);
+    OWN_GROUP *g =
+        test_group_start(4, START_WITH(.memory.keep_names = true, .name = test_unique_name(name)));
     static const struct {
         const char *command, *says;
     } cases[] = {
@@ -185,7 +153,7 @@ TEST(m3_a_reply_that_makes_no_sense_is_corrupt)
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         for (uint32_t rank = 0; rank < 4; rank += 3) {
-            struct test_completion c;
+            OWN_COMPLETION c = {0};
             char named[16];
             assert_int_equal(test_call(g, &c, "only %" PRIu32 " %s", rank, cases[i].command),
                              COX_CORRUPT);
@@ -194,10 +162,8 @@ TEST(m3_a_reply_that_makes_no_sense_is_corrupt)
             assert_contains(c.ranks[rank].text, cases[i].says);
             snprintf(named, sizeof named, "rank %" PRIu32, rank);
             assert_contains(c.text, named);
-            test_completion_deinit(&c);
             test_expect_echo(g, "still here");
         }
-    test_group_free(g);
 }
 
 /* ---- gather policies ---- */
@@ -214,7 +180,7 @@ GROUPS_TEST(m4_which_ranks_send_the_payload)
             lowest++;
         for (int policy = COX_GATHER_RANK0; policy <= COX_GATHER_FIRST_ERROR; policy++) {
             const struct test_how how = {.gather = (enum cox_gather)policy, .ranks = sets[s]};
-            struct test_completion c;
+            OWN_COMPLETION c = {0};
             assert_int_equal(test_call_how(g, &c, &how, "pid"), 0);
             assert_int_equal(c.rank_count, n);
             assert_int_equal(c.payload_rank, policy == COX_GATHER_RANK0 ? lowest : -1);
@@ -228,7 +194,6 @@ GROUPS_TEST(m4_which_ranks_send_the_payload)
                 if (payload)
                     assert_int_equal(atoi(c.ranks[rank].bytes), c.ranks[rank].pid);
             }
-            test_completion_deinit(&c);
         }
     }
     const struct test_how none = {.gather = COX_GATHER_NONE};
@@ -240,7 +205,7 @@ GROUPS_TEST(m4_an_error_of_any_rank_is_the_end_under_every_policy)
     for (int policy = COX_GATHER_RANK0; policy <= COX_GATHER_FIRST_ERROR; policy++)
         for (uint32_t bad = 0; bad < n; bad++) {
             const struct test_how how = {.gather = (enum cox_gather)policy};
-            struct test_completion c;
+            OWN_COMPLETION c = {0};
             char named[64];
             assert_int_equal(
                 test_call_how(g, &c, &how, "only %" PRIu32 " fail 7 the words of it", bad),
@@ -260,18 +225,16 @@ GROUPS_TEST(m4_an_error_of_any_rank_is_the_end_under_every_policy)
                     assert_true(r->outcome == COX_OUTCOME_OK || r->text[0]);
                 }
             }
-            test_completion_deinit(&c);
         }
     test_expect_echo(g, "still here");
 }
 
-/* Without waiting for the ranks that are still busy. */
 TEST(m4_p1_an_error_or_a_death_does_not_wait_for_the_others)
 {
     static const char *const ends[] = {"fail 9 ouch", "exit 3", "kill 9"};
     for (size_t e = 0; e < 3; e++)
         for (uint32_t n = 2; n <= 8; n *= 2) {
-            struct test_group *g = test_group_start(n, NULL);
+            OWN_GROUP *g = test_group_start(n, NULL);
             struct test_pipe *pipe = test_pipe_new();
             const struct test_how how = {.gather = COX_GATHER_ALL,
                                          .timeout_ms = 10 * TEST_PATIENCE_MS};
@@ -300,7 +263,6 @@ TEST(m4_p1_an_error_or_a_death_does_not_wait_for_the_others)
                 const struct test_how living = {.gather = COX_GATHER_ALL, .ranks = 1};
                 assert_int_equal(test_call_how(g, NULL, &living, "echo x"), 0);
             }
-            test_group_free(g);
         }
 }
 
@@ -319,7 +281,7 @@ TEST(m5_every_request_completes_once)
         {"only 1 kill 9", COX_PEER_DEAD},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct test_group *g = test_group_start(2, NULL);
+        OWN_GROUP *g = test_group_start(2, NULL);
         struct test_pipe *pipe = test_pipe_new();
         char command[128];
         int contexts[4];
@@ -360,17 +322,13 @@ TEST(m5_every_request_completes_once)
         /* Nothing comes after the stop, either. */
         cox_executor_stop(test_group_executor(g));
         assert_int_equal(test_completion_count(g), expected);
-        test_group_free(g);
     }
 }
 
 TEST(m5_stop_completes_what_is_outstanding)
 {
     for (uint32_t n = 1; n <= 8; n *= 2) {
-        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .times.finalize_ms = 1,
-                                                     .times.term_ms = 1};
-        struct test_group *g = test_group_start(n, &options);
+        OWN_GROUP *g = test_group_start(n, START_WITH(.times.finalize_ms = 1, .times.term_ms = 1));
         struct test_pipe *pipe = test_pipe_new();
         const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 10 * TEST_PATIENCE_MS};
         for (size_t k = 0; k < 4; k++)
@@ -383,11 +341,9 @@ TEST(m5_stop_completes_what_is_outstanding)
         assert_int_equal(test_submit(g, &how, "echo x"), COX_CLOSED);
         assert_int_equal(test_call(g, NULL, "echo x"), COX_CLOSED);
         assert_int_equal(cox_executor_stop(test_group_executor(g)), 0);
-        test_group_free(g);
     }
 }
 
-/* A deadline holds also behind a request with a later one. */
 GROUP_TEST(m5_a_deadline_does_not_wait_for_the_request_before, 2)
 {
     struct test_pipe *pipe = test_pipe_new();
@@ -431,10 +387,9 @@ GROUP_TEST(m5_inside_a_handler_call_is_refused_and_submit_works, 2)
 {
     struct inside inside = {.executor = test_group_executor(g)};
     inside.left = 100;
-    assert_int_equal(
-        cox_executor_set_handler(inside.executor, COX_CHANNEL_EXECUTE, handler_inside, &inside), 0);
-    const struct test_how how = {.gather = COX_GATHER_ALL};
-    assert_int_equal(test_submit(g, &how, "echo x"), 0);
+    assert_ok(
+        cox_executor_set_handler(inside.executor, COX_CHANNEL_EXECUTE, handler_inside, &inside));
+    assert_int_equal(test_submit(g, &test_all, "echo x"), 0);
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     while (inside.calls < 101 && cox_now_ns() < deadline_ns)
         test_expect_echo(g, "meanwhile");
@@ -446,7 +401,6 @@ GROUP_TEST(m5_inside_a_handler_call_is_refused_and_submit_works, 2)
 /* A deadline that was forgotten: the same words from each function that needs one. */
 GROUP_TEST(m5_a_deadline_of_0_is_refused, 1)
 {
-    struct cox_executor *executor = test_group_executor(g);
     const struct cox_submit_options options = {.size = sizeof options};
     Coxswain__PDLinkRequest link = COXSWAIN__PDLINK_REQUEST__INIT;
     Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
@@ -460,65 +414,61 @@ GROUP_TEST(m5_a_deadline_of_0_is_refused, 1)
     uint64_t sequence;
     const int64_t ended = 1;
     for (int function = 0; function < 12; function++) {
-        struct cox_error err = {0};
         int r = 0;
         switch (function) {
         case 0:
-            r = cox_executor_submit_opaque(executor, "x", 1, &options, &sequence, &err);
+            r = cox_executor_submit_opaque(executor, "x", 1, &options, &sequence, test_err());
             break;
         case 1:
-            r = cox_executor_call_opaque(executor, "x", 1, &options, NULL, NULL, &err);
+            r = cox_executor_call_opaque(executor, "x", 1, &options, NULL, NULL, test_err());
             break;
         case 2:
-            r = cox_executor_init(executor, NULL, 0, 0, &summary, &err);
+            r = cox_executor_init(executor, NULL, 0, 0, &summary, test_err());
             break;
         case 3:
-            r = cox_executor_replay_init(executor, 0, &err);
+            r = cox_executor_replay_init(executor, 0, test_err());
             break;
         case 4:
-            r = cox_executor_cleanup(executor, &ended, 1, 0, &err);
+            r = cox_executor_cleanup(executor, &ended, 1, 0, test_err());
             break;
         case 5:
-            r = cox_executor_link(executor, &link, 0, &err);
+            r = cox_executor_link(executor, &link, 0, test_err());
             break;
         case 6:
-            r = cox_executor_link_status(executor, 0, &links, &err);
+            r = cox_executor_link_status(executor, 0, &links, test_err());
             break;
         case 7:
-            r = cox_executor_pull_kv(executor, &pull, 0, &pulls, &count, &err);
+            r = cox_executor_pull_kv(executor, &pull, 0, &pulls, &count, test_err());
             break;
         case 8:
-            r = cox_executor_lora_results(executor, &lora, 0, loras, &err);
+            r = cox_executor_lora_results(executor, &lora, 0, loras, test_err());
             break;
         case 9:
-            r = cox_executor_recover(executor, COX_RECOVER_CLEAR, 0, recovered, &err);
+            r = cox_executor_recover(executor, COX_RECOVER_CLEAR, 0, recovered, test_err());
             break;
         case 10:
-            r = cox_executor_restart(executor, 0, 0, &err);
+            r = cox_executor_restart(executor, 0, 0, test_err());
             break;
         case 11:
-            r = cox_executor_restart(executor, COX_RANK_ALL, 0, &err);
+            r = cox_executor_restart(executor, COX_RANK_ALL, 0, test_err());
             break;
         }
         if (r != COX_INVALID)
-            fail_msg("function %d: %d: %s", function, r, err.text);
-        assert_contains(err.text, "deadline_ns is 0");
-        assert_contains(err.text, "cox_deadline_after_ms");
+            fail_msg("function %d: %d: %s", function, r, test_error.text);
+        assert_contains(test_error.text, "deadline_ns is 0");
+        assert_contains(test_error.text, "cox_deadline_after_ms");
     }
     test_expect_echo(g, "still here");
 }
 
 GROUP_TEST(m5_a_handler_is_set_once_on_channels_that_have_one, 1)
 {
-    struct cox_executor *executor = test_group_executor(g);
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_ALL,
                                                .deadline_ns =
                                                    cox_deadline_after_ms(TEST_PATIENCE_MS)};
-    struct cox_error err = {0};
-    assert_int_equal(cox_executor_submit_opaque(executor, "echo", 4, &options, NULL, &err),
-                     COX_STATE);
-    assert_contains(err.text, "execute");
+    assert_refused(cox_executor_submit_opaque(executor, "echo", 4, &options, NULL, test_err()),
+                   COX_STATE, "execute");
     for (int c = COX_CHANNEL_EXECUTE; c < COX_CHANNEL_COUNT; c++) {
         bool allowed = c == COX_CHANNEL_EXECUTE || c == COX_CHANNEL_TRANSFER;
         assert_int_equal(
@@ -558,7 +508,6 @@ static int counted(const struct counter *counters, size_t count)
 
 GROUP_TEST(m5_the_handler_is_replaced_while_requests_run, 2)
 {
-    struct cox_executor *executor = test_group_executor(g);
     static struct counter counters[200];
     memset(counters, 0, sizeof counters);
     const struct test_how how = {.gather = COX_GATHER_FIRST_ERROR};
@@ -566,9 +515,8 @@ GROUP_TEST(m5_the_handler_is_replaced_while_requests_run, 2)
     test_submit(g, &how, "echo x"); /* registers the handler of the library; replaced at once */
     test_await(g, 0);
     for (size_t i = 0; i < 200; i++) {
-        assert_int_equal(
-            cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, handler_count, &counters[i]),
-            0);
+        assert_ok(
+            cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, handler_count, &counters[i]));
         if (i > 0)
             counters[i - 1].retired = true;
         for (int k = 0; k < 5; k++)
@@ -593,8 +541,7 @@ static void handler_slow(void *context, const struct cox_completion *completion)
     struct slow_handler *slow = context;
     (void)completion;
     slow->inside = true;
-    while (!slow->replacing)
-        sched_yield();
+    AWAIT(slow->replacing);
     /* Long enough for a set_handler that does not wait to return. */
     uint64_t until_ns = cox_deadline_after_ms(20);
     while (cox_now_ns() < until_ns)
@@ -605,28 +552,20 @@ static void handler_slow(void *context, const struct cox_completion *completion)
 GROUP_TEST(m5_set_handler_waits_for_the_handler_that_runs, 1)
 {
     struct slow_handler slow = {false};
-    const struct test_how how = {.gather = COX_GATHER_ALL};
-    assert_int_equal(
-        cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE, handler_slow, &slow),
-        0);
-    assert_int_equal(test_submit(g, &how, "echo x"), 0);
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    while (!slow.inside && cox_now_ns() < deadline_ns)
-        sched_yield();
+    assert_ok(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, handler_slow, &slow));
+    assert_int_equal(test_submit(g, &test_all, "echo x"), 0);
+    AWAIT(slow.inside);
     slow.replacing = true;
-    assert_int_equal(
-        cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
+    assert_ok(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g));
     assert_true(slow.left);
-    assert_int_equal(test_submit(g, &how, "echo y"), 0);
+    assert_int_equal(test_submit(g, &test_all, "echo y"), 0);
     assert_string_equal(test_await(g, 0)->ranks[0].bytes, "y");
 }
 
 TEST(m5_full_at_depth_then_room_again)
 {
     for (uint32_t depth = 1; depth <= 8; depth++) {
-        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .depth = depth};
-        struct test_group *g = test_group_start(2, &options);
+        OWN_GROUP *g = test_group_start(2, START_WITH(.depth = depth));
         struct test_pipe *pipe = test_pipe_new();
         const struct test_how how = {.gather = COX_GATHER_RANK0};
         for (uint32_t k = 0; k < depth; k++)
@@ -640,7 +579,6 @@ TEST(m5_full_at_depth_then_room_again)
         test_await(g, depth - 1);
         assert_int_equal(test_submit(g, &how, "echo y"), 0);
         assert_int_equal(test_await(g, depth)->status, 0);
-        test_group_free(g);
     }
 }
 
@@ -668,14 +606,12 @@ static void *caller_main(void *argument)
     do {
         char text[32];
         int length = snprintf(text, sizeof text, "echo %d.%d", caller->number, caller->good);
-        const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                                   .gather = COX_GATHER_ALL,
-                                                   .deadline_ns =
-                                                       cox_deadline_after_ms(TEST_PATIENCE_MS)};
         int before = caller->good;
-        caller->result =
-            cox_executor_call_opaque(test_group_executor(caller->group), text, (size_t)length,
-                                     &options, check_own, caller, NULL);
+        caller->result = cox_executor_call_opaque(
+            test_group_executor(caller->group), text, (size_t)length,
+            SUBMIT_WITH(.gather = COX_GATHER_ALL,
+                        .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)),
+            check_own, caller, NULL);
         if (before == 0)
             atomic_fetch_add(caller->started, 1);
         if (caller->result == 0 && caller->good != before + 1)
@@ -689,7 +625,7 @@ static void *caller_main(void *argument)
 TEST(m5_callers_on_many_threads_and_a_stop_among_them)
 {
     for (int round = 0; round < 10; round++) {
-        struct test_group *g = test_group_start(2, NULL);
+        OWN_GROUP *g = test_group_start(2, NULL);
         pthread_t threads[6];
         struct caller callers[6];
         atomic_int started = 0;
@@ -706,27 +642,21 @@ TEST(m5_callers_on_many_threads_and_a_stop_among_them)
             assert_true(callers[i].good > 0);
             assert_true(callers[i].result == COX_CLOSED || callers[i].result == COX_PEER_DEAD);
         }
-        test_group_free(g);
     }
 }
 
-/* A waiter that spins before it blocks, or never does, notices every reply, and the death among
- * them. */
 TEST(m5_p1_rounds_with_and_without_a_spin_before_sleep)
 {
     enum { ROUND_COUNT = 3000, FLIGHT = 4 };
     static const enum cox_spin spins[] = {COX_SPIN_MAX, COX_SPIN_OFF};
     test_needs_processes();
     for (size_t i = 0; i < sizeof spins / sizeof spins[0]; i++) {
-        const struct cox_executor_options options = {
-            .size = sizeof(struct cox_executor_options), .spin = spins[i], .depth = FLIGHT};
-        struct test_group *g = test_group_start(1, &options);
-        const struct test_how how = {.gather = COX_GATHER_ALL};
+        OWN_GROUP *g = test_group_start(1, START_WITH(.spin = spins[i], .depth = FLIGHT));
         for (size_t round = 0; round < ROUND_COUNT; round++)
             test_expect_echo(g, "round");
         /* The rank is killed at one of these, or after them. */
         for (size_t n = 0; n < FLIGHT; n++)
-            assert_int_equal(test_submit(g, &how, "echo round"), 0);
+            assert_int_equal(test_submit(g, &test_all, "echo round"), 0);
         assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 0), SIGKILL), 0);
         for (size_t n = 0; n < FLIGHT; n++) {
             const struct test_completion *c = test_await(g, n);
@@ -739,6 +669,5 @@ TEST(m5_p1_rounds_with_and_without_a_spin_before_sleep)
         test_await_death(g, 0);
         assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);
         assert_contains(test_error_text(g), "signal 9");
-        test_group_free(g);
     }
 }

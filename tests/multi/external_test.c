@@ -1,32 +1,15 @@
 /* Workers that are started by hand log on at the control socket of a group that waits for them. */
 #include "channel/attach/sealed/futex_gate.h"
-#include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "channel/shm/fd_bundle.h"
 #include "channel/attach/sealed/sealed.h"
 #include "channel/shm/state.h"
 #include "channel/socket/control_socket.h"
 #include "channel/socket/socket.h"
-#include "coordinator/executor/core.h"
 #include "coordinator/executor/executor_internal.h"
 #include "hand.h"
 
-#include <fcntl.h>
-#include <inttypes.h>
-#include <poll.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <spawn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/inotify.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 extern char **environ;
 
@@ -156,14 +139,13 @@ ATTACH_TEST(p4_workers_started_by_hand_notify_a_host_that_polls)
 {
     struct hand waiting = {.options = {.collect = true}};
     struct worker hands[2];
-    struct cox_error err = {0};
     int fd = -1;
     hand_open(&waiting, 2, attach);
     for (int i = 0; i < 2; i++)
         hands[i] = worker_start(&waiting, i, -1, false);
     hand_complete(&waiting);
     struct cox_executor *executor = test_group_executor(waiting.group);
-    assert_int_equal(cox_executor_fd(executor, COX_CHANNEL_EXECUTE, &fd, &err), 0);
+    assert_ok(cox_executor_fd(executor, COX_CHANNEL_EXECUTE, &fd, test_err()));
     test_expect_echo(waiting.group, "told");
     /* A rank notifies after its reply, which may be gathered before. */
     struct pollfd notified[2] = {{.fd = executor->notify_fds[0], .events = POLLIN},
@@ -375,8 +357,7 @@ ATTACH_TEST(a24_a_worker_that_dies_later_is_named)
     for (int i = 0; i < 2; i++)
         hands[i] = worker_start(&waiting, i, -1, false);
     hand_complete(&waiting);
-    const struct test_how how = {.gather = COX_GATHER_ALL};
-    assert_int_equal(test_call_how(waiting.group, NULL, &how, "only 1 kill 9"), COX_PEER_DEAD);
+    assert_int_equal(test_call_how(waiting.group, NULL, &test_all, "only 1 kill 9"), COX_PEER_DEAD);
     snprintf(expected, sizeof expected, "rank 1 (pid %d) is dead", hands[1].pid);
     assert_contains(test_error_text(waiting.group), expected);
     test_await_death(waiting.group, 1);
@@ -391,9 +372,7 @@ ATTACH_TEST(a24_a_worker_that_dies_later_is_named)
 static void await_taken(const struct hand *waiting, uint32_t rank, uint64_t sequence)
 {
     const struct cox_control *control = &test_group_executor(waiting->group)->control;
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    while (cox_state_taken(cox_state_line(control, rank, COX_CHANNEL_EXECUTE)) < sequence)
-        test_yield(deadline_ns);
+    AWAIT(cox_state_taken(cox_state_line(control, rank, COX_CHANNEL_EXECUTE)) >= sequence);
 }
 
 /* Other processes in its process group are not ours. */
@@ -440,17 +419,16 @@ static int connect_main(const char *control_socket)
     struct cox_control control;
     struct cox_control_connection session = {.fd = -1};
     struct cox_hello hello = {.role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY};
-    struct cox_error err = {0};
     struct cox_gate gate;
     char byte;
     int r = cox_peer_start_time(getpid(), &hello.start);
     if (r == 0)
-        r = cox_control_socket_connect(control_socket, &hello,
-                                       cox_deadline_after_ms(TEST_PATIENCE_MS), &session, &err);
+        r = cox_control_socket_connect(
+            control_socket, &hello, cox_deadline_after_ms(TEST_PATIENCE_MS), &session, test_err());
     if (r == 0)
-        r = cox_sealed_attach(&sealed, &control, session.hello_reply.rank, session.fds, &err);
+        r = cox_sealed_attach(&sealed, &control, session.hello_reply.rank, session.fds, test_err());
     if (r) {
-        fprintf(stderr, "connection: %d: %s\n", r, err.text);
+        fprintf(stderr, "connection: %d: %s\n", r, test_error.text);
         return 1;
     }
     struct cox_layout_identity *identity = &control.ranks[session.hello_reply.rank]->identity;
@@ -597,27 +575,20 @@ static void expect_own_memory(struct test_group *group)
     assert_string_equal(map_find(own, count, "/memfd:cox_request")->permissions, "rw-s");
 }
 
-TEST(p10_a_rank_of_a_sealed_group_has_its_own_memory_and_no_other_s)
+GROUP_TEST_WITH(p10_a_rank_of_a_sealed_group_has_its_own_memory_and_no_other_s, N,
+                .memory.attach = COX_ATTACH_SEALED)
 {
-    struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                           .memory.attach = COX_ATTACH_SEALED};
-    struct cox_error err = {0};
-    struct test_group *group = test_group_start(N, &options);
-    struct cox_executor *executor = test_group_executor(group);
-    test_expect_echo(group, "x");
-    expect_own_memory(group);
+    test_expect_echo(g, "x");
+    expect_own_memory(g);
     /* And one that came later. */
     assert_int_equal(kill(cox_executor_pid(executor, 2), SIGKILL), 0);
-    test_await_death(group, 2);
-    if (cox_executor_restart(executor, 2, cox_deadline_after_ms(TEST_PATIENCE_MS), &err))
-        fail_msg("%s", err.text);
-    test_expect_echo(group, "y");
-    expect_own_memory(group);
-    test_group_free(group);
+    test_await_death(g, 2);
+    assert_ok(
+        cox_executor_restart(executor, 2, cox_deadline_after_ms(TEST_PATIENCE_MS), test_err()));
+    test_expect_echo(g, "y");
+    expect_own_memory(g);
 }
 
-/* From before the start until after the stop no name of the group comes up in /dev/shm, for however
- * short a time; and a restart makes none. */
 TEST(p10_a_sealed_group_has_no_name_in_dev_shm_at_any_time)
 {
     char name[64];
@@ -637,12 +608,9 @@ TEST(p10_a_sealed_group_has_no_name_in_dev_shm_at_any_time)
         struct test_group *group = test_group_start(2, &options);
         test_expect_echo(group, "x");
         if (!named) {
-            const struct test_how how = {.gather = COX_GATHER_ALL};
-            struct cox_error err = {0};
-            assert_int_equal(test_call_how(group, NULL, &how, "only 1 kill 9"), COX_PEER_DEAD);
-            if (cox_executor_restart(test_group_executor(group), 1,
-                                     cox_deadline_after_ms(TEST_PATIENCE_MS), &err))
-                fail_msg("%s", err.text);
+            assert_int_equal(test_call_how(group, NULL, &test_all, "only 1 kill 9"), COX_PEER_DEAD);
+            assert_ok(cox_executor_restart(test_group_executor(group), 1,
+                                           cox_deadline_after_ms(TEST_PATIENCE_MS), test_err()));
             test_expect_echo(group, "y");
         }
         test_group_free(group);

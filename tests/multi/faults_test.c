@@ -5,15 +5,7 @@
 #include "channel/base/semaphore.h"
 #include "channel/shm/geometry.h"
 #include "channel/shm/state.h"
-#include "coordinator/executor/core.h"
 #include "testing.h"
-
-#include <inttypes.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #if COX_TESTING
 
@@ -21,12 +13,10 @@
  * own. */
 static struct test_group *group_of(const char *point, const char *action, uint32_t rank)
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .memory.keep_names = true};
     char plan[64];
     snprintf(plan, sizeof plan, "%s:%s:%" PRIu32, point, action, rank);
     setenv("COXSWAIN_FAULT", plan, 1);
-    struct test_group *g = test_group_start(4, &options);
+    struct test_group *g = test_group_start(4, START_WITH(.memory.keep_names = true));
     unsetenv("COXSWAIN_FAULT");
     return g;
 }
@@ -52,27 +42,24 @@ static void expect_heard(struct test_group *g, uint32_t dead, size_t heard_befor
 TEST(p8_a_rank_killed_while_it_holds_the_slot_silences_no_other)
 {
     for (uint32_t dead = 0; dead < 4; dead++) {
-        struct test_group *g = group_of("report.claimed", "kill", dead);
+        OWN_GROUP *g = group_of("report.claimed", "kill", dead);
         const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << dead};
         assert_int_equal(test_call_how(g, NULL, &how, "fault never heard"), COX_PEER_DEAD);
         test_await_death(g, dead);
         expect_heard(g, dead, 0);
-        test_group_free(g);
     }
 }
 
 /* A stopped process stays so until it is continued: the point has been passed. */
 static void await_stopped(pid_t pid)
 {
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    while (!cox_peer_stopped(pid))
-        test_yield(deadline_ns);
+    AWAIT(cox_peer_stopped(pid));
 }
 
 /* The others ask for the slot while it is in the hand that will not give it back. */
 TEST(p8_a_rank_that_waits_for_the_slot_gets_it)
 {
-    struct test_group *g = group_of("report.claimed", "stop", 1);
+    OWN_GROUP *g = group_of("report.claimed", "stop", 1);
     pid_t pid = cox_executor_pid(test_group_executor(g), 1);
     const struct test_how holder = {.gather = COX_GATHER_ALL, .ranks = 2};
     const struct test_how others = {.gather = COX_GATHER_ALL, .ranks = 1 + 4 + 8};
@@ -88,8 +75,7 @@ TEST(p8_a_rank_that_waits_for_the_slot_gets_it)
     }
     test_await_faults(g, 6);
     for (size_t i = 0; i < 6; i++)
-        assert_non_null(strstr(test_fault(g, i), "waited"));
-    test_group_free(g);
+        assert_contains(test_fault(g, i), "waited");
 }
 
 /* Tokens of the slot, once no process moves them any more. */
@@ -113,13 +99,9 @@ static void expect_one_token(struct test_group *g)
 static void await_waiting(struct test_group *g, uint32_t rank)
 {
     struct cox_control control = COX_CONTROL_NONE;
-    assert_int_equal(cox_control_attach(&control, cox_executor_name(test_group_executor(g)), NULL),
-                     0);
+    assert_ok(cox_control_attach(&control, cox_executor_name(test_group_executor(g)), NULL));
     const struct cox_layout_rank_line *line = cox_state_line(&control, rank, COX_CHANNEL_ERROR);
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    while (atomic_load(&line->word) >> COX_STATE_SHIFT == COX_RANK_IDLE &&
-           cox_now_ns() < deadline_ns)
-        sched_yield();
+    AWAIT(atomic_load(&line->word) >> COX_STATE_SHIFT != COX_RANK_IDLE);
     uint64_t state = atomic_load(&line->word) >> COX_STATE_SHIFT;
     cox_control_close(&control);
     assert_int_not_equal(state, COX_RANK_IDLE);
@@ -129,7 +111,7 @@ static void await_waiting(struct test_group *g, uint32_t rank)
  * waiting ranks, are not overwritten. */
 TEST(p8_a_rank_that_dies_waiting_for_the_slot_leaves_one_token)
 {
-    struct test_group *g = group_of("report.claimed", "stop", 1);
+    OWN_GROUP *g = group_of("report.claimed", "stop", 1);
     pid_t pid = cox_executor_pid(test_group_executor(g), 1);
     const struct test_how holder = {.gather = COX_GATHER_ALL, .ranks = 2};
     const struct test_how others = {.gather = COX_GATHER_ALL, .ranks = 1 + 4 + 8};
@@ -147,16 +129,15 @@ TEST(p8_a_rank_that_dies_waiting_for_the_slot_leaves_one_token)
     assert_int_equal(kill(pid, SIGCONT), 0);
     test_await_faults(g, 3);
     for (size_t i = 0; i < 3; i++)
-        assert_non_null(strstr(test_fault(g, i), i == 0 ? "1 held" : "waited"));
+        assert_contains(test_fault(g, i), i == 0 ? "1 held" : "waited");
     expect_one_token(g);
-    test_group_free(g);
 }
 
 /* It has written its report and dies before it can say so. */
 TEST(p8_the_last_words_of_a_rank_are_heard)
 {
     for (uint32_t dead = 0; dead < 4; dead++) {
-        struct test_group *g = group_of("report.written", "kill", dead);
+        OWN_GROUP *g = group_of("report.written", "kill", dead);
         const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << dead};
         char expected[32];
         snprintf(expected, sizeof expected, "%" PRIu32 " last words", dead);
@@ -165,7 +146,6 @@ TEST(p8_the_last_words_of_a_rank_are_heard)
         assert_string_equal(test_fault(g, 0), expected);
         expect_heard(g, dead, 1);
         expect_one_token(g);
-        test_group_free(g);
     }
 }
 

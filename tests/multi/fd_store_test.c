@@ -1,15 +1,7 @@
 /* fds left at a control socket by one process, fetched by another. */
-#include "channel/base/idioms.h"
 #include "channel/handle/fd_store.h"
 #include "channel/socket/fd_entries.h"
 #include "control_socket_fixture.h"
-
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 
 static void set(uint8_t *bytes, size_t size, uint64_t value)
 {
@@ -34,9 +26,9 @@ static struct cox_handle handle_of(int fd, pid_t pid, uint32_t number)
 static struct cox_fd_store fd_store_open(void)
 {
     struct cox_fd_store fd_store = {.fd = -1};
-    struct cox_error err = {0};
-    if (cox_fd_store_connect(&fd_store, cox_control_socket_path(control_socket), PATIENCE, &err))
-        fprintf(stderr, "%s\n", err.text);
+    if (cox_fd_store_connect(&fd_store, cox_control_socket_path(control_socket), PATIENCE,
+                             test_err()))
+        fprintf(stderr, "%s\n", test_error.text);
     CHECK(fd_store.fd >= 0);
     return fd_store;
 }
@@ -50,13 +42,12 @@ static void fd_owner(void *context)
 {
     const struct exchange *exchange = context;
     struct cox_fd_store fd_store = fd_store_open();
-    struct cox_error err = {0};
     char byte;
     for (uint32_t i = 0; i < 3; i++) {
         struct cox_handle handle = handle_of(host_fds[i], getpid(), i);
-        CHECK(cox_fd_store_put(&fd_store, &handle, host_fds[i], PATIENCE, &err) == 0);
+        CHECK(cox_fd_store_put(&fd_store, &handle, host_fds[i], PATIENCE, test_err()) == 0);
         CHECK(fd_says(host_fds[i], i)); /* it stays the caller's */
-        CHECK(cox_fd_store_put(&fd_store, &handle, host_fds[i], PATIENCE, &err) == COX_TAKEN);
+        CHECK(cox_fd_store_put(&fd_store, &handle, host_fds[i], PATIENCE, test_err()) == COX_TAKEN);
     }
     struct cox_handle second = handle_of(host_fds[1], getpid(), 1);
     CHECK(cox_fd_store_remove(&fd_store, &second, PATIENCE, NULL) == 0);
@@ -76,7 +67,6 @@ SOCKET_TEST(l12_what_one_process_leaves_another_one_fetches)
     pid_t pid = client_start(fd_owner, &exchange);
     assert_true(heard(told[0]));
     struct cox_fd_store fd_store = fd_store_open();
-    struct cox_error err = {0};
     for (uint32_t i = 0; i < 3; i++) {
         struct cox_handle handle = handle_of(host_fds[i], pid, i);
         for (int again = 0; again < 2; again++) {
@@ -90,7 +80,7 @@ SOCKET_TEST(l12_what_one_process_leaves_another_one_fetches)
         }
         /* Not this one's to withdraw, nor to leave. */
         assert_int_equal(cox_fd_store_remove(&fd_store, &handle, PATIENCE, NULL), COX_NOT_FOUND);
-        assert_int_equal(cox_fd_store_put(&fd_store, &handle, host_fds[i], PATIENCE, &err),
+        assert_int_equal(cox_fd_store_put(&fd_store, &handle, host_fds[i], PATIENCE, test_err()),
                          COX_DENIED);
     }
     struct cox_handle handle = handle_of(host_fds[0], pid, 0), own = handle_of(0, getpid(), 5);
@@ -115,12 +105,10 @@ SOCKET_TEST(no_more_is_kept_than_the_limit)
     options.fd_entry_max = 4;
     socket_start(&options);
     struct cox_fd_store fd_store = fd_store_open();
-    struct cox_error err = {0};
     int before = fd_count(), fd;
     for (uint32_t i = 0; i < 6; i++) {
         struct cox_handle handle = handle_of(host_fds[i], getpid(), i);
-        err.code = 0;
-        assert_int_equal(cox_fd_store_put(&fd_store, &handle, host_fds[i], PATIENCE, &err),
+        assert_int_equal(cox_fd_store_put(&fd_store, &handle, host_fds[i], PATIENCE, test_err()),
                          i < 4 ? 0 : COX_FULL);
     }
     await_fds(before + 4 + 1); /* its process is watched */
@@ -152,9 +140,8 @@ SOCKET_TEST(b14_replies_that_make_no_sense_are_corrupt)
             reply[0] = COX_STATUS_COUNT;
         if (what == 2)
             reply[4] = 1;
-        assert_int_equal(
-            cox_socket_send(ends[1], reply, sizeof reply, host_fds, what == 3 ? 2 : 1, PATIENCE),
-            0);
+        assert_ok(
+            cox_socket_send(ends[1], reply, sizeof reply, host_fds, what == 3 ? 2 : 1, PATIENCE));
         assert_int_equal(cox_socket_send(ends[1], reply, 3, NULL, 0, PATIENCE), 0);
         int r = cox_fd_store_get(&fd_store, &handle, cox_deadline_after_ms(20), &fd, NULL);
         assert_int_equal(r, what == 0 ? COX_TIMEOUT : COX_CORRUPT);
@@ -209,12 +196,12 @@ SOCKET_TEST(b14_b21_an_odd_fd_owner_harms_itself_alone)
 {
     uint64_t seed = 99;
     socket_start(NULL);
-    struct cox_fd_store good = fd_store_open();
+    _cox_cleanup_(cox_fd_store_close) struct cox_fd_store good = fd_store_open();
     struct cox_handle handle = handle_of(host_fds[2], getpid(), 2);
     int fd;
     assert_int_equal(cox_fd_store_put(&good, &handle, host_fds[2], PATIENCE, NULL), 0);
     for (int round = 0; round < 50; round++) {
-        struct cox_fd_store odd = fd_store_open();
+        _cox_cleanup_(cox_fd_store_close) struct cox_fd_store odd = fd_store_open();
         uint8_t bytes[512];
         for (size_t i = 0; i < sizeof bytes; i++)
             bytes[i] = (uint8_t)random_next(&seed);
@@ -223,8 +210,7 @@ SOCKET_TEST(b14_b21_an_odd_fd_owner_harms_itself_alone)
             bytes[random_next(&seed) % 128] ^= (uint8_t)(1 << round % 8);
         }
         size_t size = 1 + random_next(&seed) % sizeof bytes;
-        assert_int_equal(cox_socket_send(odd.fd, bytes, size, host_fds, round % 3 == 0, PATIENCE),
-                         0);
+        assert_ok(cox_socket_send(odd.fd, bytes, size, host_fds, round % 3 == 0, PATIENCE));
         if (round % 7 == 0) { /* two fds: dropped */
             cox_socket_send(odd.fd, bytes, 1, host_fds, 2, PATIENCE);
             uint8_t reply;
@@ -237,7 +223,6 @@ SOCKET_TEST(b14_b21_an_odd_fd_owner_harms_itself_alone)
         assert_int_equal(cox_fd_store_get(&good, &handle, PATIENCE, &fd, NULL), 0);
         assert_true(fd_says(fd, 2));
         close(fd);
-        cox_fd_store_close(&odd);
     }
     /* One that asks and asks, and never reads. */
     struct cox_fd_store deaf = fd_store_open();
@@ -252,13 +237,12 @@ SOCKET_TEST(b14_b21_an_odd_fd_owner_harms_itself_alone)
     cox_fd_store_close(&deaf);
     assert_int_equal(cox_fd_store_get(&good, &handle, PATIENCE, &fd, NULL), 0);
     close(fd);
-    cox_fd_store_close(&good);
 }
 
 SOCKET_TEST(b29_10000_fetches_leave_nothing)
 {
     socket_start(NULL);
-    struct cox_fd_store fd_store = fd_store_open();
+    _cox_cleanup_(cox_fd_store_close) struct cox_fd_store fd_store = fd_store_open();
     int before = fd_count(), fd;
     for (uint32_t i = 0; i < 10000; i++) {
         struct cox_handle handle = handle_of(host_fds[i % 8], getpid(), i);
@@ -269,7 +253,6 @@ SOCKET_TEST(b29_10000_fetches_leave_nothing)
         assert_int_equal(cox_fd_store_remove(&fd_store, &handle, PATIENCE, NULL), 0);
     }
     await_fds(before);
-    cox_fd_store_close(&fd_store);
 }
 
 struct heir {
@@ -343,25 +326,21 @@ SOCKET_TEST(b21_fd_owners_leave_room_for_commands)
     struct cox_fd_store fd_stores[16];
     struct cox_control_socket_options options = host_options("room");
     struct cox_control_connection session;
-    struct cox_error err = {0};
     const struct cox_hello command = {.role = COX_HELLO_COMMAND};
     options.client_max = 16;
     socket_start(&options);
     for (int i = 0; i < 10; i++)
         fd_stores[i] = fd_store_open();
-    assert_int_equal(cox_fd_store_connect(&fd_stores[10], cox_control_socket_path(control_socket),
-                                          PATIENCE, &err),
-                     COX_FULL);
-    assert_non_null(strstr(err.text, "10 connections"));
+    assert_refused(cox_fd_store_connect(&fd_stores[10], cox_control_socket_path(control_socket),
+                                        PATIENCE, test_err()),
+                   COX_FULL, "10 connections");
     struct cox_control_connection workers[5];
     const struct cox_hello worker = worker_hello();
     for (int i = 0; i < 5; i++)
-        assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket),
-                                                    &worker, PATIENCE, &workers[i], NULL),
-                         0);
-    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &command,
-                                                PATIENCE, &session, NULL),
-                     0);
+        assert_ok(cox_control_socket_connect(cox_control_socket_path(control_socket), &worker,
+                                             PATIENCE, &workers[i], NULL));
+    assert_ok(cox_control_socket_connect(cox_control_socket_path(control_socket), &command,
+                                         PATIENCE, &session, NULL));
     cox_control_connection_close(&session);
     for (int i = 0; i < 5; i++)
         cox_control_connection_close(&workers[i]);
@@ -378,13 +357,11 @@ SOCKET_TEST(b21_fd_owners_leave_room_for_commands)
 SOCKET_TEST(a_socket_that_closes_ends_its_fd_store)
 {
     socket_start(NULL);
-    struct cox_fd_store fd_store = fd_store_open();
+    _cox_cleanup_(cox_fd_store_close) struct cox_fd_store fd_store = fd_store_open();
     struct cox_handle handle = handle_of(host_fds[0], getpid(), 0);
-    struct cox_error err = {0};
     int fd = -1;
     assert_int_equal(cox_fd_store_put(&fd_store, &handle, host_fds[0], PATIENCE, NULL), 0);
     socket_stop();
-    assert_int_equal(cox_fd_store_get(&fd_store, &handle, PATIENCE, &fd, &err), COX_CLOSED);
-    assert_int_equal(err.code, COX_CLOSED);
-    cox_fd_store_close(&fd_store);
+    assert_int_equal(cox_fd_store_get(&fd_store, &handle, PATIENCE, &fd, test_err()), COX_CLOSED);
+    assert_int_equal(test_error.code, COX_CLOSED);
 }

@@ -4,23 +4,9 @@
 #include "channel/base/semaphore.h"
 #include "channel/shm/control.h"
 #include "channel/shm/state.h"
-#include "coordinator/executor/core.h"
 #include "coordinator/executor/executor_internal.h"
 #include "proto/executor.pb-c.h"
 #include "testing.h"
-
-#include <coxswain/requests.h>
-
-#include <dirent.h>
-#include <inttypes.h>
-#include <pthread.h>
-#include <sched.h>
-#include <semaphore.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
-#include <time.h>
 
 #define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 
@@ -71,11 +57,9 @@ static void expect_links(struct test_group *g, uint32_t count)
 {
     char expected[32];
     struct cox_link_status status;
-    struct cox_error err = {0};
     bool found = false;
-    int r = cox_executor_link_status(test_group_executor(g), test_patience(), &status, &err);
-    if (r)
-        fail_msg("link status: %d: %s", r, err.text);
+    assert_ok(
+        cox_executor_link_status(test_group_executor(g), test_patience(), &status, test_err()));
     snprintf(expected, sizeof expected, "linked %" PRIu32, count);
     for (size_t i = 0; i < status.success_count; i++)
         found = found || strcmp(status.success[i], expected) == 0;
@@ -87,15 +71,12 @@ static void expect_links(struct test_group *g, uint32_t count)
 TEST(m7_links_in_a_row)
 {
     for (uint32_t depth = 1; depth <= 4; depth += 3) {
-        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .depth = depth};
-        struct test_group *g = test_group_start(2, &options);
+        OWN_GROUP *g = test_group_start(2, START_WITH(.depth = depth));
         assert_int_equal(submit_links(test_group_executor(g), 100), 0);
         assert_int_equal(stats_of(g, COX_CHANNEL_LINK).submitted, 100);
         expect_links(g, 100);
         /* No call waited for them, so there was no completion. */
         assert_int_equal(stats_of(g, COX_CHANNEL_LINK).completed, 1);
-        test_group_free(g);
     }
 }
 
@@ -110,21 +91,18 @@ static void visit_and_link(void *context, const struct cox_completion *completio
     struct visit *visit = context;
     struct link_request own;
     link_request_init(&own);
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_NONE,
-                                               .deadline_ns = test_patience()};
     visit->calls += completion->status == 0;
     visit->submitted = submit_links(visit->executor, visit->count);
-    visit->called = cox_executor_call(visit->executor, &own.request, &options, NULL, NULL, NULL);
+    visit->called = cox_executor_call(
+        visit->executor, &own.request,
+        SUBMIT_WITH(.gather = COX_GATHER_NONE, .deadline_ns = test_patience()), NULL, NULL, NULL);
 }
 
 /* The request whose replies are looked at has ended, so its frame is taken again meanwhile. */
 TEST(m7_links_from_inside_a_handler)
 {
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
-        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .depth = depth};
-        struct test_group *g = test_group_start(2, &options);
+        OWN_GROUP *g = test_group_start(2, START_WITH(.depth = depth));
         Coxswain__PDLinkStatusRequest body = COXSWAIN__PDLINK_STATUS_REQUEST__INIT;
         Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
         request.has_execute_type = 1;
@@ -134,28 +112,25 @@ TEST(m7_links_from_inside_a_handler)
         uint32_t links = 0;
         for (uint32_t count = 1; count <= 3 * depth; count++) {
             struct visit visit = {.executor = test_group_executor(g), .count = count};
-            const struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
-                                                   .gather = COX_GATHER_ALL,
-                                                   .deadline_ns = test_patience()};
-            struct cox_error err = {0};
-            int r = cox_executor_call(test_group_executor(g), &request, &how, visit_and_link,
-                                      &visit, &err);
+            int r = cox_executor_call(
+                test_group_executor(g), &request,
+                SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = test_patience()),
+                visit_and_link, &visit, test_err());
             if (r)
-                fail_msg("depth %" PRIu32 ", %" PRIu32 " links: %d: %s", depth, count, r, err.text);
+                fail_msg("depth %" PRIu32 ", %" PRIu32 " links: %d: %s", depth, count, r,
+                         test_error.text);
             assert_int_equal(visit.calls, 1);
             assert_int_equal(visit.submitted, 0);
             assert_int_equal(visit.called, COX_DEADLOCK);
             links += count;
             expect_links(g, links);
         }
-        test_group_free(g);
     }
 }
 
 /* Ranks read a number that another process overwrote, and see requests that do not exist yet. */
 GROUP_TEST(p10_a_number_turned_up_replies_nothing, 2)
 {
-    struct cox_executor *executor = test_group_executor(g);
     struct cox_layout_channel_state *shared =
         cox_state_channel(&executor->control, COX_CHANNEL_EXECUTE);
     for (int round = 0; round < 8; round++) /* every frame has held something */
@@ -195,28 +170,19 @@ static bool process_sleeps(pid_t pid)
     return sleeps;
 }
 
-/* A waiter that spins before it blocks compares with another number than the present one. */
-TEST(p10_a_rank_sleeps_on_a_number_turned_up)
+GROUP_TEST_WITH(p10_a_rank_sleeps_on_a_number_turned_up, 1, .spin = COX_SPIN_MAX)
 {
     test_needs_processes();
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .spin = COX_SPIN_MAX};
-    struct test_group *g = test_group_start(1, &options);
-    struct cox_executor *executor = test_group_executor(g);
     struct cox_layout_channel_state *shared =
         cox_state_channel(&executor->control, COX_CHANNEL_EXECUTE);
     struct test_pipe *pipe = test_pipe_new();
-    const struct test_how how = {.gather = COX_GATHER_ALL};
-    assert_int_equal(test_submit(g, &how, "block %s", test_pipe_path(pipe)), 0);
+    assert_int_equal(test_submit(g, &test_all, "block %s", test_pipe_path(pipe)), 0);
     test_await_lines(g, 0, "blocked", 1);
     atomic_store(&shared->published, cox_state_published(shared) + 100);
     test_pipe_release(pipe, 1);
     assert_int_equal(test_await(g, 0)->status, 0);
-    const uint64_t until_ns = test_patience();
-    while (!process_sleeps(cox_executor_pid(executor, 0)))
-        test_yield(until_ns);
+    AWAIT(process_sleeps(cox_executor_pid(executor, 0)));
     test_expect_echo(g, "of its own");
-    test_group_free(g);
 }
 
 /* ---- beside a stuck request ---- */
@@ -227,10 +193,8 @@ TEST(m4_replies_before_a_failure_are_reported)
     enum { ROUND_COUNT = 20 };
     test_needs_processes();
     char name[64];
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .memory.keep_names = true,
-                                                 .name = test_unique_name(name)};
-    struct test_group *g = test_group_start(3, &options);
+    OWN_GROUP *g =
+        test_group_start(3, START_WITH(.memory.keep_names = true, .name = test_unique_name(name)));
     struct cox_executor *executor = test_group_executor(g);
     const struct cox_layout_rank_line *line =
         cox_state_line(&executor->control, 2, COX_CHANNEL_EXECUTE);
@@ -239,12 +203,10 @@ TEST(m4_replies_before_a_failure_are_reported)
     char text[512];
     snprintf(text, sizeof text, "each raw 64 failed|block %s|echo there", test_pipe_path(pipe));
     for (size_t round = 0; round < ROUND_COUNT; round++) {
-        const uint64_t until_ns = test_patience();
         const uint64_t done = cox_state_done(line);
         test_stop_process(cox_executor_pid(executor, 0));
         assert_int_equal(test_submit_persist(g, &how, text), 0);
-        while (cox_state_done(line) == done)
-            test_yield(until_ns);
+        AWAIT(cox_state_done(line) != done);
         assert_int_equal(kill(cox_executor_pid(executor, 0), SIGCONT), 0);
         const struct test_completion *c = test_await(g, round);
         assert_int_equal(c->status, COX_CORRUPT);
@@ -255,7 +217,6 @@ TEST(m4_replies_before_a_failure_are_reported)
         test_pipe_release(pipe, 1);
         test_expect_echo(g, "all of them");
     }
-    test_group_free(g);
 }
 
 GROUP_TEST(p1_an_end_behind_a_stuck_request_is_reported_at_once, 2)
@@ -341,9 +302,7 @@ static void held_handler(void *context, const struct cox_completion *completion)
 
 static void await_done(const struct cox_control *control, uint32_t rank, uint64_t sequence)
 {
-    uint64_t deadline_ns = test_patience();
-    while (cox_state_done(cox_state_line(control, rank, COX_CHANNEL_EXECUTE)) < sequence)
-        test_yield(deadline_ns);
+    AWAIT(cox_state_done(cox_state_line(control, rank, COX_CHANNEL_EXECUTE)) >= sequence);
 }
 
 static void await_clock(uint64_t time_ns)
@@ -357,27 +316,22 @@ static void await_clock(uint64_t time_ns)
 TEST(p3_an_reply_of_every_rank_is_no_timeout)
 {
     char name[64];
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .memory.keep_names = true,
-                                                 .name = test_unique_name(name)};
-    struct test_group *g = test_group_start(2, &options);
+    struct test_group *g =
+        test_group_start(2, START_WITH(.memory.keep_names = true, .name = test_unique_name(name)));
     struct cox_executor *executor = test_group_executor(g);
     struct held held = {.group = g};
     struct cox_control control = COX_CONTROL_NONE;
     sem_init(&held.inside, 0, 0);
     sem_init(&held.go, 0, 0);
     assert_int_equal(cox_control_attach(&control, name, NULL), 0);
-    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, held_handler, &held),
-                     0);
-    const struct test_how how = {.gather = COX_GATHER_ALL};
-    assert_int_equal(test_submit(g, &how, "echo first"), 0);
+    assert_ok(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, held_handler, &held));
+    assert_int_equal(test_submit(g, &test_all, "echo first"), 0);
     assert_true(test_sem_await(&held.inside));
     struct cox_submit_options brief = {.size = sizeof(struct cox_submit_options),
                                        .gather = COX_GATHER_ALL,
                                        .deadline_ns = cox_deadline_after_ms(300)};
     uint64_t sequence;
-    assert_int_equal(
-        cox_executor_submit_opaque(executor, "echo second", 11, &brief, &sequence, NULL), 0);
+    assert_ok(cox_executor_submit_opaque(executor, "echo second", 11, &brief, &sequence, NULL));
     await_done(&control, 0, sequence);
     await_done(&control, 1, sequence);
     await_clock(brief.deadline_ns + 1);
@@ -447,11 +401,9 @@ TEST(m5_set_handler_returns_although_the_new_handler_runs_on)
     sem_t *const sems[] = {&swap.old_inside, &swap.old_go, &swap.new_ran, &swap.replaced};
     for (size_t i = 0; i < 4; i++)
         sem_init(sems[i], 0, 0);
-    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, old_handler, &swap),
-                     0);
-    const struct test_how how = {.gather = COX_GATHER_ALL};
+    assert_ok(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, old_handler, &swap));
     for (int k = 0; k < 4; k++)
-        assert_int_equal(test_submit(g, &how, "echo %d", k), 0);
+        assert_int_equal(test_submit(g, &test_all, "echo %d", k), 0);
     assert_true(test_sem_await(&swap.old_inside));
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, replace_main, &swap), 0);
@@ -483,16 +435,14 @@ TEST(m5_set_handler_returns_although_the_new_handler_runs_on)
 
 GROUP_TEST(m5_replace_with_nothing_is_refused, 1)
 {
-    struct cox_executor *executor = test_group_executor(g);
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, NULL, NULL),
                      COX_INVALID);
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_LINK, test_handler, g),
                      COX_INVALID);
-    const struct test_how how = {.gather = COX_GATHER_ALL};
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, NULL, NULL),
                      COX_INVALID);
-    assert_int_equal(test_submit(g, &how, "echo kept"), 0); /* the one there was stays */
+    assert_int_equal(test_submit(g, &test_all, "echo kept"), 0); /* the one there was stays */
     assert_string_equal(test_await(g, 0)->ranks[0].bytes, "kept");
 }
 
@@ -500,34 +450,31 @@ GROUP_TEST(m5_replace_with_nothing_is_refused, 1)
 
 GROUP_TEST(p3_a_deadline_that_has_passed_publishes_nothing, 2)
 {
-    struct cox_executor *executor = test_group_executor(g);
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
     const uint64_t deadlines[] = {1, cox_now_ns() - 1};
     for (size_t i = 0; i < 2; i++) {
         const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                    .gather = COX_GATHER_ALL,
                                                    .deadline_ns = deadlines[i]};
-        struct cox_error err = {0};
         uint64_t sequence = 77;
         assert_int_equal(
-            cox_executor_submit_opaque(executor, "echo x", 6, &options, &sequence, &err),
+            cox_executor_submit_opaque(executor, "echo x", 6, &options, &sequence, test_err()),
             COX_TIMEOUT);
         assert_int_equal(sequence, 77);
-        assert_contains(err.text, "has passed");
+        assert_contains(test_error.text, "has passed");
         assert_int_equal(
-            cox_executor_call_opaque(executor, "echo x", 6, &options, NULL, NULL, &err),
+            cox_executor_call_opaque(executor, "echo x", 6, &options, NULL, NULL, test_err()),
             COX_TIMEOUT);
         struct cox_link_status status;
-        assert_int_equal(cox_executor_link_status(executor, deadlines[i], &status, &err),
+        assert_int_equal(cox_executor_link_status(executor, deadlines[i], &status, test_err()),
                          COX_TIMEOUT);
     }
     assert_int_equal(stats_of(g, COX_CHANNEL_EXECUTE).submitted, 0);
     assert_int_equal(stats_of(g, COX_CHANNEL_LINK).submitted, 0);
     test_expect_echo(g, "first");
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     assert_int_equal(test_call(g, &c, "served"), 0); /* no rank saw one of them */
     assert_string_equal(c.ranks[1].bytes, "2");
-    test_completion_deinit(&c);
     assert_int_equal(test_completion_count(g), 0);
 }
 
@@ -543,17 +490,12 @@ static void thief_init(struct thief *thief, const char *name, enum cox_channel_i
                        uint32_t depth)
 {
     char object[COX_OBJECT_NAME_SIZE];
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .memory.keep_names = true,
-                                                 .name = name,
-                                                 .depth = depth};
-    struct cox_error err = {0};
-    thief->group = test_group_start(2, &options);
+    thief->group =
+        test_group_start(2, START_WITH(.memory.keep_names = true, .name = name, .depth = depth));
     thief->channel = channel;
     thief->wakeup = (struct cox_semaphore){0};
     cox_name_wakeup(object, name, channel, COX_WAKEUP_REQUEST_CONSUME, 1);
-    if (cox_semaphore_attach(&thief->wakeup, object, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_semaphore_attach(&thief->wakeup, object, test_err()));
 }
 
 static void thief_deinit(struct thief *thief)
@@ -566,9 +508,7 @@ static void thief_deinit(struct thief *thief)
 static void thief_stop(struct thief *thief)
 {
     const pid_t pid = cox_executor_pid(test_group_executor(thief->group), 1);
-    const uint64_t until_ns = test_patience();
-    while (!process_sleeps(pid) && cox_now_ns() < until_ns)
-        sched_yield();
+    AWAIT(process_sleeps(pid));
     test_stop_process(pid);
 }
 
@@ -597,13 +537,12 @@ TEST(p2_a_lost_wake_up_is_sent_again)
     struct thief thief;
     thief_init(&thief, test_unique_name(name), COX_CHANNEL_EXECUTE, 1);
     struct test_group *g = thief.group;
-    const struct test_how how = {.gather = COX_GATHER_ALL};
     bool woken = false;
     for (size_t round = 0; round < ROUND_COUNT && !woken; round++) {
         test_expect_echo(g, "awake");
         uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rewakes;
         thief_stop(&thief);
-        assert_int_equal(test_submit(g, &how, "echo in flight"), 0);
+        assert_int_equal(test_submit(g, &test_all, "echo in flight"), 0);
         assert_true(thief_steal(&thief) > 0);
         assert_int_equal(test_await(g, round)->status, 0);
         woken = thief_woken(&thief, before);
@@ -650,10 +589,9 @@ TEST(p2_also_when_no_call_waits_for_a_reply)
         thief_stop(&thief);
         struct link_request own;
         link_request_init(&own);
-        const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                                   .gather = COX_GATHER_NONE,
-                                                   .deadline_ns = test_patience()};
-        int r = cox_executor_submit(test_group_executor(g), &own.request, &options, NULL, NULL);
+        int r = cox_executor_submit(
+            test_group_executor(g), &own.request,
+            SUBMIT_WITH(.gather = COX_GATHER_NONE, .deadline_ns = test_patience()), NULL, NULL);
         assert_true(r == 0 || r == COX_FULL);
         links += r == 0;
         int stolen = thief_steal(&thief);

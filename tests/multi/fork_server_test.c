@@ -8,20 +8,6 @@
 #include "coordinator/process/supervise.h"
 #include "testing.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 /* Where the server fails. */
 enum failure {
     NONE,
@@ -51,8 +37,7 @@ static void answer(int fd, int kind, pid_t pid, pid_t parent, const char *text)
 static _Noreturn void worker_main(const int *fds, uint32_t fd_count, pid_t between,
                                   pid_t coordinator, enum failure failure)
 {
-    while (getppid() == between)
-        sched_yield();
+    AWAIT(getppid() != between);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (failure == WORKER_DIES || getppid() != coordinator)
         _exit(1);
@@ -105,8 +90,7 @@ static _Noreturn void server_main(int fd, pid_t coordinator, enum failure failur
                 kill(own, SIGKILL);
             answer(fds[0], 1, pid, own, "");
             if (failure == DIES_FORKED) /* so that it is the coordinator's when it ends */
-                while (getppid() != coordinator)
-                    sched_yield();
+                AWAIT(getppid() == coordinator);
             _exit(0);
         }
         if (failure == DIES_FORKED)
@@ -175,10 +159,7 @@ static void launch(struct fixture *f, const int *fds, uint32_t fd_count)
 {
     const struct cox_launch_incarnation incarnation = {
         .number = 3, .fds = fds, .fd_count = fd_count};
-    struct cox_error err = {0};
-    int r = cox_launch(&f->plan, 0, &incarnation, &f->launched, &err);
-    if (r)
-        fail_msg("launch: %d: %s", r, err.text);
+    assert_ok(cox_launch(&f->plan, 0, &incarnation, &f->launched, test_err()));
 }
 
 /* What the worker wrote to both streams, and how it ended. A server that is stopped may have the
@@ -204,7 +185,7 @@ static siginfo_t finish(struct fixture *f, char *text, size_t text_size)
 
 TEST(p2_a_forked_worker_is_a_child_of_the_coordinator)
 {
-    struct fixture f;
+    _cox_cleanup_(fixture_deinit) struct fixture f;
     char text[4096], expected[128];
     fixture_init(&f, NONE, "echo $PPID $COXSWAIN_RANK $COXSWAIN_INCARNATION; echo bad >&2; exit 7");
     for (int i = 0; i < 3; i++) {
@@ -216,7 +197,6 @@ TEST(p2_a_forked_worker_is_a_child_of_the_coordinator)
         assert_int_equal(info.si_status, 7);
     }
     assert_string_equal(f.log, "");
-    fixture_deinit(&f);
 }
 
 TEST(p2_how_a_forked_worker_was_killed_is_known)
@@ -237,8 +217,7 @@ TEST(p2_how_a_forked_worker_was_killed_is_known)
     info = finish(&f, text, sizeof text);
     assert_int_equal(info.si_status, SIGKILL);
     /* The end of the output is that of both. */
-    assert_int_equal(cox_socket_wait(output_fd, POLLIN, cox_deadline_after_ms(TEST_PATIENCE_MS)),
-                     0);
+    assert_ok(cox_socket_wait(output_fd, POLLIN, cox_deadline_after_ms(TEST_PATIENCE_MS)));
     assert_int_equal(read(output_fd, text, 1), 0);
     close(output_fd);
     fixture_deinit(&f);
@@ -279,23 +258,22 @@ TEST(p2_where_the_server_fails_the_program_is_executed)
         {SPEAKS_OTHERWISE, "another version"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct fixture f;
+        _cox_cleanup_(fixture_deinit) struct fixture f;
         char text[4096];
         fixture_init(&f, cases[i].failure, "echo here");
         launch(&f, NULL, 0);
         finish(&f, text, sizeof text);
         assert_string_equal(text, cases[i].reason ? "executed\nhere\n" : "here\n");
         if (cases[i].reason)
-            assert_non_null(strstr(f.log, cases[i].reason));
+            assert_contains(f.log, cases[i].reason);
         else
             assert_string_equal(f.log, "");
-        fixture_deinit(&f);
     }
 }
 
 TEST(p2_a_server_that_was_killed_costs_the_fast_path)
 {
-    struct fixture f;
+    _cox_cleanup_(fixture_deinit) struct fixture f;
     char text[4096];
     fixture_init(&f, NONE, "echo here");
     assert_int_equal(kill(f.server, SIGKILL), 0);
@@ -304,14 +282,13 @@ TEST(p2_a_server_that_was_killed_costs_the_fast_path)
     launch(&f, NULL, 0);
     finish(&f, text, sizeof text);
     assert_string_equal(text, "executed\nhere\n");
-    assert_non_null(strstr(f.log, "closed"));
-    fixture_deinit(&f);
+    assert_contains(f.log, "closed");
 }
 
 /* Once, for its patience: its socket is shut down then. */
 TEST(b2_a_server_that_is_stopped_is_given_up)
 {
-    struct fixture f;
+    _cox_cleanup_(fixture_deinit) struct fixture f;
     char text[4096];
     fixture_init(&f, NONE, "echo here");
     assert_int_equal(kill(f.server, SIGSTOP), 0);
@@ -321,15 +298,14 @@ TEST(b2_a_server_that_is_stopped_is_given_up)
         launch(&f, NULL, 0);
         finish(&f, text, sizeof text);
         assert_string_equal(text, "executed\nhere\n");
-        assert_non_null(strstr(f.log, i == 0 ? "within 10 s" : "closed"));
+        assert_contains(f.log, i == 0 ? "within 10 s" : "closed");
     }
     assert_int_equal(kill(f.server, SIGCONT), 0);
-    fixture_deinit(&f);
 }
 
 TEST(p2_a_host_that_is_a_subreaper_stays_one)
 {
-    struct fixture f;
+    _cox_cleanup_(fixture_deinit) struct fixture f;
     char text[4096];
     assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
     fixture_init(&f, NONE, "echo here");
@@ -340,7 +316,6 @@ TEST(p2_a_host_that_is_a_subreaper_stays_one)
     assert_int_equal(now, 1);
     assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 0), 0);
     assert_string_equal(text, "here\n");
-    fixture_deinit(&f);
 }
 
 #if COX_TESTING
@@ -372,8 +347,7 @@ TEST(p2_nothing_outlives_a_coordinator_that_is_killed)
         int status;
         assert_int_equal(waitpid(pid, &status, 0), pid);
         assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-        assert_int_equal(cox_socket_wait(pair[0], POLLIN, cox_deadline_after_ms(TEST_PATIENCE_MS)),
-                         0);
+        assert_ok(cox_socket_wait(pair[0], POLLIN, cox_deadline_after_ms(TEST_PATIENCE_MS)));
         char byte;
         assert_int_equal(read(pair[0], &byte, 1), 0);
         close(pair[0]);

@@ -2,35 +2,18 @@
  * come, several groups at once, idle time, and a bounded end. */
 #include "channel/base/tsan.h"
 #include "channel/shm/geometry.h"
-#include "coordinator/executor/core.h"
 #include "rights.h"
 #include "testing.h"
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <sched.h>
-#include <semaphore.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mount.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 /* Starting fails with this code, and leaves nothing. */
 static void expect_refused(const struct cox_executor_options *options, int code, const char *says)
 {
     struct test_group *g = NULL;
-    struct cox_error err = {0};
-    int r = test_group_try(options, &g, &err);
-    if (r != code)
-        fail_msg("start gave %d (%s), expected %d", r, err.text, code);
-    assert_int_equal(err.code, code);
-    assert_contains(err.text, says);
+    assert_refused(test_group_try(options, &g, test_err()), code, "");
+    assert_int_equal(test_error.code, code);
+    assert_contains(test_error.text, says);
     assert_null(g);
 }
 
@@ -54,10 +37,9 @@ TEST(m16_names_are_checked)
     /* The longest that is allowed works. */
     memcpy(longest, test_name_prefix(), strlen(test_name_prefix()));
     longest[COX_NAME_SIZE_MAX] = '\0';
-    struct test_group *g = test_group_start(2, &options);
+    OWN_GROUP *g = test_group_start(2, &options);
     assert_string_equal(cox_executor_name(test_group_executor(g)), longest);
     test_expect_echo(g, "x");
-    test_group_free(g);
 }
 
 TEST(m16_a_live_name_is_taken)
@@ -83,12 +65,9 @@ TEST(m16_a_live_name_is_taken)
 
 static int helper_leaves_names(const char *name)
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .rank_count = 2,
-                                                 .memory.keep_names = true,
-                                                 .name = name};
     struct test_group *g = NULL;
-    if (test_group_try(&options, &g, NULL))
+    if (test_group_try(START_WITH(.rank_count = 2, .memory.keep_names = true, .name = name), &g,
+                       NULL))
         return 1;
     kill(getpid(), SIGKILL);
     return 1;
@@ -97,16 +76,12 @@ static int helper_leaves_names(const char *name)
 TEST(m16_p7_what_a_dead_group_left_is_no_obstacle)
 {
     char name[64];
-    struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                           .rank_count = 4,
-                                           .name = test_unique_name(name)};
-    struct test_helper helper = test_helper_start("leaves_names", name);
+    struct test_helper helper = test_helper_start("leaves_names", test_unique_name(name));
     assert_int_equal(test_helper_wait(&helper), 128 + SIGKILL);
     assert_true(test_count_names(name) > 0);
-    struct test_group *g = test_group_start(4, &options);
+    OWN_GROUP *g = test_group_start(4, START_WITH(.name = name));
     assert_int_equal(test_count_names(name), 0);
     test_expect_echo(g, "x");
-    test_group_free(g);
 }
 
 /* As logind does it at logout, or a person by hand. */
@@ -235,8 +210,6 @@ static void place(enum stranger stranger, const char *path, const char *elsewher
     close(fd);
 }
 
-/* Whatever it is that already has one of the names, and whichever name it has: refused, and left as
- * it was. */
 TEST(m16_b9_b43_b44_a_stranger_in_the_way_is_left_alone)
 {
     test_needs_names();
@@ -253,14 +226,12 @@ TEST(m16_b9_b43_b44_a_stranger_in_the_way_is_left_alone)
             snprintf(elsewhere, sizeof elsewhere, "/dev/shm/else_%s", name);
             place((enum stranger)stranger, path, elsewhere);
             struct thing before = look(path);
-            const struct cox_executor_options options = {
-                .size = sizeof(struct cox_executor_options), .rank_count = 2, .name = name};
             struct test_group *g = NULL;
-            struct cox_error err = {0};
-            int r = test_group_try(&options, &g, &err);
+            int r = test_group_try(START_WITH(.rank_count = 2, .name = name), &g, test_err());
             if (r != COX_TAKEN && r != COX_DENIED)
-                fail_msg("%s as thing %d: start gave %d: %s", suffixes[s], stranger, r, err.text);
-            assert_contains(err.text, suffixes[s]);
+                fail_msg("%s as thing %d: start gave %d: %s", suffixes[s], stranger, r,
+                         test_error.text);
+            assert_contains(test_error.text, suffixes[s]);
             struct thing after = look(path);
             assert_int_equal(after.st.st_ino, before.st.st_ino);
             assert_int_equal(after.st.st_mode, before.st.st_mode);
@@ -333,11 +304,10 @@ TEST(m16_b45_mode_is_0600_under_any_umask)
         struct cox_executor_options used = options;
         used.rank_count = 2;
         struct test_group *g = NULL;
-        struct cox_error err = {0};
-        int r = test_group_try(&used, &g, &err);
+        int r = test_group_try(&used, &g, test_err());
         umask(saved);
         if (r)
-            fail_msg("umask %04o: %s", masks[i], err.text);
+            fail_msg("umask %04o: %s", masks[i], test_error.text);
         size_t seen = 0;
         DIR *dir = opendir("/dev/shm");
         assert_non_null(dir);
@@ -361,12 +331,9 @@ TEST(m16_names_are_gone_once_all_are_attached)
 {
     test_needs_names();
     char name[64];
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .name = test_unique_name(name)};
-    struct test_group *g = test_group_start(8, &options);
+    OWN_GROUP *g = test_group_start(8, START_WITH(.name = test_unique_name(name)));
     assert_int_equal(test_count_names(name), 0);
     test_expect_echo(g, "x");
-    test_group_free(g);
 }
 
 /* ---- memory ---- */
@@ -384,9 +351,8 @@ TEST(p6_printed_sizes_are_the_sizes_used)
                                                          .depth = depth};
             const struct cox_geometry_choice choice = {.depth = depth};
             struct cox_geometry geometry;
-            struct cox_error err = {0};
-            assert_int_equal(cox_geometry_resolve(n, &choice, &geometry, &err), 0);
-            struct test_group *g = test_group_start(n, &options);
+            assert_ok(cox_geometry_resolve(n, &choice, &geometry, test_err()));
+            OWN_GROUP *g = test_group_start(n, &options);
             uint64_t regions = 0, semaphores = 0, reserved = 0, holes;
             DIR *dir = opendir("/dev/shm");
             assert_non_null(dir);
@@ -411,7 +377,6 @@ TEST(p6_printed_sizes_are_the_sizes_used)
             assert_true(reserved - (regions - holes) < 32 * 4096); /* and no other */
             if (n == 8 && depth == 0)
                 assert_true(reserved + semaphores < 16 * 1024 * 1024);
-            test_group_free(g);
         }
 }
 
@@ -421,17 +386,16 @@ static int helper_small_shm(void)
     if (!test_unshare_shm("size=1m,mode=1777"))
         return 77;
     struct test_group *g = NULL;
-    struct cox_error err = {0};
     struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                            .rank_count = 8};
     struct cox_geometry geometry;
     const struct cox_geometry_choice choice = {0};
     char needed[32];
-    if (cox_geometry_resolve(8, &choice, &geometry, &err) ||
-        test_group_try(&options, &g, &err) != COX_NO_SPACE || err.code != COX_NO_SPACE)
+    if (cox_geometry_resolve(8, &choice, &geometry, test_err()) ||
+        test_group_try(&options, &g, test_err()) != COX_NO_SPACE || test_error.code != COX_NO_SPACE)
         return 2;
     snprintf(needed, sizeof needed, "needs %" PRIu64 " ", cox_geometry_memory_bytes(&geometry));
-    if (!strstr(err.text, needed) || !strstr(err.text, " 1048576 are free"))
+    if (!strstr(test_error.text, needed) || !strstr(test_error.text, " 1048576 are free"))
         return 3;
     if (test_count_names("") != 0)
         return 4;
@@ -442,9 +406,8 @@ static int helper_small_shm(void)
         options.memory.response_size[c] = 4 * 8 * 512;
     }
     options.recorder.off = true;
-    err.code = 0;
-    if (test_group_try(&options, &g, &err)) {
-        fprintf(stderr, "%s\n", err.text);
+    if (test_group_try(&options, &g, test_err())) {
+        fprintf(stderr, "%s\n", test_error.text);
         return 5;
     }
     test_group_free(g);
@@ -477,10 +440,9 @@ static int helper_leftovers(void)
                                                  .name = test_unique_name(name),
                                                  .memory.keep_names = true};
     struct test_group *g = NULL;
-    struct cox_error err = {0};
     pid_t pid = fork();
     if (pid == 0) {
-        if (test_group_try(&options, &g, &err))
+        if (test_group_try(&options, &g, test_err()))
             _exit(3);
         raise(SIGKILL);
     }
@@ -488,13 +450,13 @@ static int helper_leftovers(void)
     if (waitpid(pid, &status, 0) != pid || !WIFSIGNALED(status) || test_count_names(name) < 40)
         return 3;
     /* The ranks die with their coordinator, but they may not be gone yet. */
-    if (test_group_try(&options, &g, &err)) {
-        fprintf(stderr, "%s\n", err.text);
+    if (test_group_try(&options, &g, test_err())) {
+        fprintf(stderr, "%s\n", test_error.text);
         return 4;
     }
     /* A live group keeps its name, also where there is no space for a second one. */
     struct test_group *second = NULL;
-    if (test_group_try(&options, &second, &err) != COX_TAKEN)
+    if (test_group_try(&options, &second, test_err()) != COX_TAKEN)
         return 5;
     test_group_free(g);
     return test_count_names("") ? 6 : 0;
@@ -519,16 +481,13 @@ static int helper_first_process(void)
         static const char *const through_a_shell[] = {
             "/bin/sh", "-c", COX_TEST_BIN_DIR "/scripted_worker; true", NULL};
         struct test_group *g = NULL;
-        struct cox_error err = {0};
         if (mount("proc", "/proc", "proc", 0, NULL))
             _exit(77);
         for (int wrapped = 0; wrapped < 2; wrapped++) {
-            const struct cox_executor_options options = {
-                .size = sizeof(struct cox_executor_options),
-                .rank_count = 2,
-                .workers.command = wrapped ? through_a_shell : NULL};
-            if (test_group_try(&options, &g, &err)) {
-                fprintf(stderr, "%s\n", err.text);
+            if (test_group_try(START_WITH(.rank_count = 2,
+                                          .workers.command = wrapped ? through_a_shell : NULL),
+                               &g, test_err())) {
+                fprintf(stderr, "%s\n", test_error.text);
                 _exit(2);
             }
             if (test_call(g, NULL, "echo x"))
@@ -570,9 +529,7 @@ TEST(m16_geometry_that_cannot_be_is_refused)
     options.memory.request_size[COX_CHANNEL_TRANSFER] = 256;
     expect_refused(&options, COX_INVALID, "transfer");
     const char *const nothing[] = {NULL};
-    const struct cox_executor_options without = {
-        .size = sizeof(struct cox_executor_options), .rank_count = 1, .workers.command = nothing};
-    expect_refused(&without, COX_INVALID, "command");
+    expect_refused(START_WITH(.rank_count = 1, .workers.command = nothing), COX_INVALID, "command");
 }
 
 /* ---- workers that do not come ---- */
@@ -618,7 +575,6 @@ TEST(p2_a_worker_that_does_not_attach_ends_the_start)
         }
 }
 
-/* One of many does not come: it is the one that is named. */
 TEST(p2_the_rank_that_did_not_attach_is_named)
 {
     for (int bad = 0; bad < 4; bad++) {
@@ -664,21 +620,18 @@ TEST(m17_several_groups_in_one_process)
 
 static int helper_group(const char *name)
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .rank_count = 2,
-                                                 .name = name,
-                                                 .memory.keep_names = true};
     struct test_group *g = NULL;
     char go;
-    if (test_group_try(&options, &g, NULL) || write(1, "r", 1) != 1 || read(0, &go, 1) != 1)
+    if (test_group_try(START_WITH(.rank_count = 2, .name = name, .memory.keep_names = true), &g,
+                       NULL) ||
+        write(1, "r", 1) != 1 || read(0, &go, 1) != 1)
         return 2;
     for (int round = 0; round < 200; round++) {
-        struct test_completion c;
+        OWN_COMPLETION c = {0};
         char expected[32];
         snprintf(expected, sizeof expected, "%d.%d", getpid(), round);
         if (test_call(g, &c, "echo %s", expected) || strcmp(c.ranks[1].bytes, expected) != 0)
             return 3;
-        test_completion_deinit(&c);
     }
     test_group_free(g);
     return 0;
@@ -692,9 +645,7 @@ TEST(m17_b1_groups_in_two_processes)
         helpers[i] = test_helper_start("group", test_unique_name(names[i]));
     for (int i = 0; i < 2; i++)
         assert_int_equal(read(helpers[i].out, &ready, 1), 1);
-    const struct cox_executor_options same = {
-        .size = sizeof(struct cox_executor_options), .rank_count = 2, .name = names[0]};
-    expect_refused(&same, COX_TAKEN, "live group");
+    expect_refused(START_WITH(.rank_count = 2, .name = names[0]), COX_TAKEN, "live group");
     for (int i = 0; i < 2; i++)
         assert_int_equal(write(helpers[i].in, "g", 1), 1);
     for (int i = 0; i < 2; i++)
@@ -742,7 +693,7 @@ TEST(p5_idle_costs_no_wakeup)
     skip(); /* it has a thread of its own, which wakes up */
 #endif
     for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct test_group *g = test_group_start(n, NULL);
+        OWN_GROUP *g = test_group_start(n, NULL);
         test_expect_echo(g, "busy once");
         /* What is on its way to sleep may arrive later; a wake-up that repeats is in every window.
          */
@@ -756,7 +707,6 @@ TEST(p5_idle_costs_no_wakeup)
         } while (before != after && cox_now_ns() < deadline_ns);
         assert_int_equal(after - before, 0);
         test_expect_echo(g, "awake");
-        test_group_free(g);
     }
 }
 
@@ -765,59 +715,46 @@ TEST(p5_idle_costs_no_wakeup)
 TEST(m15_workers_that_listen_leave_by_themselves)
 {
     for (uint32_t n = 1; n <= 8; n *= 2) {
-        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .times.finalize_ms = TEST_PATIENCE_MS};
-        struct test_group *g = test_group_start(n, &options);
+        OWN_GROUP *g = test_group_start(n, START_WITH(.times.finalize_ms = TEST_PATIENCE_MS));
         test_expect_echo(g, "x");
         assert_int_equal(cox_executor_stop(test_group_executor(g)), 0);
         for (uint32_t rank = 0; rank < n; rank++)
             assert_int_equal(test_count_lines(g, (int)rank, "finalized"), 1);
-        test_group_free(g);
     }
 }
 
-TEST(m15_the_end_is_bounded_whatever_workers_do)
+GROUP_TEST_WITH(m15_the_end_is_bounded_whatever_workers_do, 6, .times.finalize_ms = 200,
+                .times.term_ms = 200)
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .times.finalize_ms = 200,
-                                                 .times.term_ms = 200};
-    struct test_group *g = test_group_start(6, &options);
     struct test_pipe *pipe = test_pipe_new();
     /* 0 is fine, 1 spins, 2 hears no SIGTERM and blocks, 3 is stopped, 4 is dead, 5 blocks. */
     assert_int_equal(test_call(g, NULL, "only 2 deaf"), 0);
-    const struct test_how how = {.gather = COX_GATHER_ALL};
-    assert_int_equal(test_submit(g, &how, "each echo x|spin|block %s|echo x|kill 9|block %s",
+    assert_int_equal(test_submit(g, &test_all, "each echo x|spin|block %s|echo x|kill 9|block %s",
                                  test_pipe_path(pipe), test_pipe_path(pipe)),
                      0);
     assert_int_equal(test_await(g, 0)->status, COX_PEER_DEAD);
     test_await_lines(g, -1, "blocked", 2);
-    kill(cox_executor_pid(test_group_executor(g), 3), SIGSTOP);
+    kill(cox_executor_pid(executor, 3), SIGSTOP);
     uint64_t begin_ns = cox_now_ns();
-    uint32_t signalled = cox_executor_stop(test_group_executor(g));
+    uint32_t signalled = cox_executor_stop(executor);
     uint64_t took_ns = cox_now_ns() - begin_ns;
     assert_in_range(signalled, 4, 5); /* 0 may have left by itself */
     assert_true(took_ns < 15 * COX_NSEC_PER_SEC);
     assert_int_equal(test_completion_count(g), 1);
-    test_group_free(g);
 }
 
 /* At every depth, also when every frame of every channel is taken. */
 TEST(m15_a_full_channel_does_not_stop_the_end)
 {
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
-        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .depth = depth,
-                                                     .times.finalize_ms = 100,
-                                                     .times.term_ms = 5000};
-        struct test_group *g = test_group_start(2, &options);
+        OWN_GROUP *g = test_group_start(
+            2, START_WITH(.depth = depth, .times.finalize_ms = 100, .times.term_ms = 5000));
         struct test_pipe *pipe = test_pipe_new();
-        const struct test_how how = {.gather = COX_GATHER_ALL};
         for (uint32_t k = 0; k < depth; k++)
-            assert_int_equal(test_submit(g, &how, "block %s", test_pipe_path(pipe)), 0);
+            assert_int_equal(test_submit(g, &test_all, "block %s", test_pipe_path(pipe)), 0);
         test_await_lines(g, -1, "blocked", 2);
         cox_executor_stop(test_group_executor(g));
         assert_int_equal(test_completion_count(g), depth);
-        test_group_free(g);
     }
 }
 

@@ -1,16 +1,5 @@
 #include "hand.h"
 
-#include "coordinator/executor/core.h"
-
-#include <sched.h>
-#include <signal.h>
-#include <spawn.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 extern char **environ;
 
 /* ---- the group ---- */
@@ -36,7 +25,6 @@ static void *start_main(void *argument)
 void hand_open(struct hand *hand, uint32_t rank_count, enum cox_attach attach)
 {
     struct stat st;
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     hand->result = -1;
     pthread_mutex_init(&hand->lock, NULL);
     hand->options.size = sizeof hand->options;
@@ -52,8 +40,7 @@ void hand_open(struct hand *hand, uint32_t rank_count, enum cox_attach attach)
     snprintf(hand->control_socket, sizeof hand->control_socket, "%s/%s.sock", test_runtime_dir(),
              hand->name);
     assert_int_equal(pthread_create(&hand->thread, NULL, start_main, hand), 0);
-    while (stat(hand->control_socket, &st) < 0)
-        test_yield(deadline_ns);
+    AWAIT(stat(hand->control_socket, &st) >= 0);
 }
 
 void hand_complete(struct hand *hand)

@@ -10,9 +10,6 @@
 
 #include "testing.h"
 
-#include <pthread.h>
-#include <sys/types.h>
-
 #define HAND_LOG_SIZE 16384
 
 struct hand {

@@ -5,11 +5,6 @@
 #include "program/cli/command.h"
 #include "tests/lib/rights.h"
 
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-
 #define COXSWAIN COX_TEST_BIN_DIR "/coxswain handle "
 #define WITHOUT COX_TEST_BIN_DIR "/without "
 
@@ -69,8 +64,7 @@ static void says(const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    if (!strstr(output, text))
-        fail_msg("expected '%s' in\n%s", text, output);
+    assert_contains(output, text);
 }
 
 static void expect_status(int got, int expected)
@@ -84,7 +78,7 @@ HANDLE_TEST(l2_l5_it_prints_what_is_in_a_handle_and_opens_it)
     struct cox_handle_info info;
     if (!test_can_take_fds())
         skip();
-    struct peer peer = peer_start(NULL);
+    _cox_cleanup_(peer_end) struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT_AT, 3);
     assert_int_equal(cox_handle_parse(&handle, &info, NULL), 0);
     save(handle.bytes, sizeof handle.bytes);
@@ -118,7 +112,6 @@ HANDLE_TEST(l2_l5_it_prints_what_is_in_a_handle_and_opens_it)
     says("kind        other");
     says("nothing to map");
     says("opened by   pidfd_getfd\n");
-    peer_end(&peer);
 }
 
 HANDLE_TEST(l8_l9_l10_l7_what_does_not_open_is_named)

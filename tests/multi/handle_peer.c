@@ -1,16 +1,5 @@
 #include "handle_peer.h"
 
-#include "channel/base/idioms.h"
-
-#include <fcntl.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-
 struct order {
     enum peer_order order;
     int64_t argument;
@@ -118,15 +107,14 @@ static _Noreturn void server_main(const struct peer_options *options, int socket
                                                   .socket_path = options->socket_path,
                                                   .deadline_ms = 10000};
     struct order order;
-    struct cox_error err = {0};
     if (options->uid)
         user_change(options->uid);
     if (options->fd_limit) {
         const struct rlimit limit = {options->fd_limit, options->fd_limit};
         CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
     }
-    if (cox_exporter_new(&exporter, &server.exporter, &err))
-        fprintf(stderr, "%s\n", err.text);
+    if (cox_exporter_new(&exporter, &server.exporter, test_err()))
+        fprintf(stderr, "%s\n", test_error.text);
     CHECK(server.exporter);
     pid_t pid = getpid();
     CHECK(send(socket, &pid, sizeof pid, MSG_NOSIGNAL) == sizeof pid);
@@ -147,8 +135,7 @@ static void leave_family(void)
     CHECK(setsid() >= 0);
     if (fork() != 0)
         _exit(0);
-    while (getppid() == parent)
-        sched_yield();
+    AWAIT(getppid() != parent);
 }
 
 struct peer peer_start(const struct peer_options *options)

@@ -7,13 +7,6 @@
 #include "tests/lib/rights.h"
 #include "handle_peer.h"
 
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-
 #define PATIENCE cox_deadline_after_ms(20000)
 
 static char runtime_dir[64];
@@ -25,11 +18,10 @@ static void socket_start(uint32_t fd_entry_max)
     const struct cox_control_socket_options options = {
         .name = "handles", .runtime_dir = runtime_dir, .fd_entry_max = fd_entry_max};
     static const struct cox_control_socket_hooks none;
-    struct cox_error err = {0};
     snprintf(runtime_dir, sizeof runtime_dir, "/tmp/cox_handles_XXXXXX");
     CHECK(mkdtemp(runtime_dir));
-    if (cox_control_socket_open(&options, &none, &control_socket, &err))
-        fprintf(stderr, "%s\n", err.text);
+    if (cox_control_socket_open(&options, &none, &control_socket, test_err()))
+        fprintf(stderr, "%s\n", test_error.text);
     CHECK(control_socket);
     path = cox_control_socket_path(control_socket);
 }
@@ -60,22 +52,20 @@ static int teardown(void **state)
 /* In children. */
 static void expect_refused(const struct cox_handle *handle, int code, const char *word)
 {
-    struct cox_error err = {0};
-    int fd = -77, r = cox_handle_open(handle, path, PATIENCE, &fd, &err);
-    if (r != code || !strstr(err.text, word))
-        fprintf(stderr, "expected %d with '%s', got %d '%s'\n", code, word, r, err.text);
-    CHECK(r == code && strstr(err.text, word) && fd == -77);
+    int fd = -77, r = cox_handle_open(handle, path, PATIENCE, &fd, test_err());
+    if (r != code || !strstr(test_error.text, word))
+        fprintf(stderr, "expected %d with '%s', got %d '%s'\n", code, word, r, test_error.text);
+    CHECK(r == code && strstr(test_error.text, word) && fd == -77);
 }
 
 static void expect_opened(const struct cox_handle *handle, enum cox_handle_way expected,
                           unsigned seed)
 {
     struct cox_handle_info info;
-    struct cox_error err = {0};
     enum cox_handle_way way = COX_HANDLE_BY_DUP;
     int fd = -1;
-    if (cox_handle_open_way(handle, path, PATIENCE, &fd, &way, &err))
-        fprintf(stderr, "%s\n", err.text);
+    if (cox_handle_open_way(handle, path, PATIENCE, &fd, &way, test_err()))
+        fprintf(stderr, "%s\n", test_error.text);
     CHECK(fd >= 3 && way == expected && fcntl(fd, F_GETFD) == FD_CLOEXEC);
     CHECK(cox_handle_parse(handle, &info, NULL) == 0);
     CHECK(object_is(fd, info.offset, info.size, seed));
@@ -98,7 +88,6 @@ static void open_by_socket(void *context)
         .size = sizeof(struct cox_importer_options), .socket_path = path, .deadline_ms = 20000};
     struct cox_importer *importer;
     const struct cox_import *one, *two;
-    struct cox_error err = {0};
     CHECK(cox_importer_new(&options, &importer, NULL) == 0);
     int fds = fd_count();
     expect_opened(&denial->first, COX_HANDLE_BY_PIDFD, 1);
@@ -106,9 +95,9 @@ static void open_by_socket(void *context)
     call_deny(denial->call, ANY_ARGUMENT, denial->error);
     expect_opened(&denial->first, COX_HANDLE_BY_SOCKET, 1);
     expect_opened(&denial->second, COX_HANDLE_BY_SOCKET, 2);
-    if (cox_importer_open(importer, &denial->second, COX_IMPORT_READ, &two, &err))
-        fprintf(stderr, "%s\n", err.text);
-    CHECK(err.code == 0);
+    if (cox_importer_open(importer, &denial->second, COX_IMPORT_READ, &two, test_err()))
+        fprintf(stderr, "%s\n", test_error.text);
+    CHECK(test_error.code == 0);
     CHECK(((const uint8_t *)one->base)[9] == object_byte(1, 9));
     CHECK(((const uint8_t *)two->base)[9] == object_byte(2, 5010));
     CHECK(cox_importer_open(importer, &denial->first, COX_IMPORT_READ, &one, NULL) == 0);
@@ -133,7 +122,8 @@ HANDLE_TEST(l11_l12_b27_denied_or_missing_later_the_socket_has_it)
     if (!filters_possible())
         skip();
     socket_start(0);
-    struct peer peer = peer_start(&(struct peer_options){.socket_path = path});
+    _cox_cleanup_(peer_end) struct peer peer =
+        peer_start(&(struct peer_options){.socket_path = path});
     struct denial denial = {.first = peer_export(&peer, PEER_EXPORT, 1),
                             .second = peer_export(&peer, PEER_EXPORT_AT, 2),
                             .other = peer_export(&peer, PEER_EXPORT_SOCKET, 0)};
@@ -149,7 +139,6 @@ HANDLE_TEST(l11_l12_b27_denied_or_missing_later_the_socket_has_it)
         denial.error = denials[i].error;
         child_run(open_by_socket, &denial);
     }
-    peer_end(&peer);
 }
 
 /* ---- by /proc ---- */
@@ -302,10 +291,10 @@ HANDLE_TEST(l6_l12_the_socket_helps_no_other_user)
     socket_start(0);
     CHECK(chmod(runtime_dir, 0711) == 0);
     CHECK(chmod(path, 0777) == 0); /* so that it is not the file that stops it */
-    struct peer peer = peer_start(&(struct peer_options){.socket_path = path});
+    _cox_cleanup_(peer_end) struct peer peer =
+        peer_start(&(struct peer_options){.socket_path = path});
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 5);
     child_run(open_as_nobody, &handle);
-    peer_end(&peer);
 }
 
 /* ---- death of an exporter ---- */
@@ -372,7 +361,8 @@ HANDLE_TEST(l12_a_socket_that_is_gone_leaves_the_other_ways)
         skip();
     socket_start(0);
     snprintf(gone, sizeof gone, "%s", path);
-    struct peer peer = peer_start(&(struct peer_options){.socket_path = path});
+    _cox_cleanup_(peer_end) struct peer peer =
+        peer_start(&(struct peer_options){.socket_path = path});
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 8);
     int fds = peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number;
     socket_stop();
@@ -388,17 +378,16 @@ HANDLE_TEST(l12_a_socket_that_is_gone_leaves_the_other_ways)
     struct cox_exporter *exporter = NULL;
     const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
                                                  .socket_path = gone};
-    struct cox_error err = {0};
-    int r = cox_exporter_new(&options, &exporter, &err);
+    int r = cox_exporter_new(&options, &exporter, test_err());
     assert_true(r == COX_NOT_FOUND || r == COX_CLOSED);
-    assert_true(err.code == r && !exporter);
-    peer_end(&peer);
+    assert_true(test_error.code == r && !exporter);
 }
 
 HANDLE_TEST(l12_a_full_fd_store_refuses_an_export_whole)
 {
     socket_start(2);
-    struct peer peer = peer_start(&(struct peer_options){.socket_path = path});
+    _cox_cleanup_(peer_end) struct peer peer =
+        peer_start(&(struct peer_options){.socket_path = path});
     struct cox_handle one = peer_export(&peer, PEER_EXPORT, 10);
     peer_export(&peer, PEER_EXPORT, 11);
     int fds = peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number;
@@ -409,13 +398,13 @@ HANDLE_TEST(l12_a_full_fd_store_refuses_an_export_whole)
     struct cox_handle again = peer_export(&peer, PEER_EXPORT, 13);
     if (test_can_take_fds())
         expect_opened(&again, COX_HANDLE_BY_PIDFD, 13);
-    peer_end(&peer);
 }
 
 HANDLE_TEST(l15_b29_nothing_is_left_at_the_socket)
 {
     socket_start(0);
-    struct peer peer = peer_start(&(struct peer_options){.socket_path = path});
+    _cox_cleanup_(peer_end) struct peer peer =
+        peer_start(&(struct peer_options){.socket_path = path});
     peer_export(&peer, PEER_EXPORT, 14);
     int fds = fd_count_at(control_socket), there = peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number;
     for (int round = 0; round < 20; round++) {
@@ -425,7 +414,6 @@ HANDLE_TEST(l15_b29_nothing_is_left_at_the_socket)
         assert_int_equal(fd_count_at(control_socket), fds);
     }
     assert_int_equal(peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number, there);
-    peer_end(&peer);
 }
 
 /* ---- beside it ---- */
@@ -455,15 +443,13 @@ HANDLE_TEST(l20_b30_fds_in_messages_and_handles_by_value_go_side_by_side)
     assert_int_equal(cox_socket_pair(pair), 0);
     /* Legacy: the 64 bytes say nothing, the fd comes along. */
     assert_int_equal(cox_socket_send(pair[0], &bytes, sizeof bytes, &fd, 1, PATIENCE), 0);
-    assert_int_equal(cox_socket_receive(pair[1], &bytes, sizeof bytes, &came, 1, &count, PATIENCE),
-                     0);
+    assert_ok(cox_socket_receive(pair[1], &bytes, sizeof bytes, &came, 1, &count, PATIENCE));
     assert_int_equal(count, 1);
     assert_true(object_is(came, 0, PEER_OBJECT_SIZE, 15));
     assert_int_equal(cox_handle_open(&bytes, NULL, PATIENCE, &opened, NULL), COX_CORRUPT);
     /* By value: no fd comes along, and none is needed. */
     assert_int_equal(cox_socket_send(pair[0], &handle, sizeof handle, NULL, 0, PATIENCE), 0);
-    assert_int_equal(cox_socket_receive(pair[1], &bytes, sizeof bytes, NULL, 0, &count, PATIENCE),
-                     0);
+    assert_ok(cox_socket_receive(pair[1], &bytes, sizeof bytes, NULL, 0, &count, PATIENCE));
     assert_int_equal(cox_handle_open(&bytes, NULL, PATIENCE, &opened, NULL), 0);
     assert_true(object_is(opened, 0, PEER_OBJECT_SIZE, 15));
     cox_exporter_free(exporter);

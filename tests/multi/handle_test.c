@@ -1,19 +1,9 @@
 /* By-value handles between processes, opened with pidfd_getfd. */
-#include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "tests/lib/rights.h"
 #include "handle_peer.h"
 
-#include <fcntl.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/mman.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 
 enum { PID = 4, START = 8, FD = 24, INO = 32 };
 
@@ -27,18 +17,17 @@ static uint64_t number(const struct cox_handle *handle, size_t offset, size_t si
 /* In children. */
 static void expect_refused(const struct cox_handle *handle, int code, const char *word)
 {
-    struct cox_error err = {0};
-    int fd = -77, r = handle_open_plain(handle, &fd, &err);
-    if (r != code || !strstr(err.text, word))
-        fprintf(stderr, "expected %d with '%s', got %d '%s'\n", code, word, r, err.text);
-    CHECK(r == code && strstr(err.text, word) && fd == -77);
+    int fd = -77, r = handle_open_plain(handle, &fd, test_err());
+    if (r != code || !strstr(test_error.text, word))
+        fprintf(stderr, "expected %d with '%s', got %d '%s'\n", code, word, r, test_error.text);
+    CHECK(r == code && strstr(test_error.text, word) && fd == -77);
 }
 
 /* ---- permission to open ---- */
 
 LEAK_TEST(l3_another_process_opens_it)
 {
-    struct peer peer = peer_start(NULL);
+    _cox_cleanup_(peer_end) struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 1);
     int fd = -1;
     assert_int_equal(handle_open_plain(&handle, &fd, NULL), 0);
@@ -46,7 +35,6 @@ LEAK_TEST(l3_another_process_opens_it)
     assert_int_equal(fcntl(fd, F_GETFD), FD_CLOEXEC);
     assert_true(object_is(fd, 0, PEER_OBJECT_SIZE, 1));
     close(fd);
-    peer_end(&peer);
 }
 
 LEAK_TEST(l5_siblings_and_strangers_open_it)
@@ -85,11 +73,10 @@ LEAK_TEST(l6_another_user_is_denied)
 {
     if (!test_can_switch_user())
         skip();
-    struct peer peer = peer_start(NULL);
+    _cox_cleanup_(peer_end) struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 2);
     handle_opens(&handle, 2);
     child_run(open_as_nobody, &handle);
-    peer_end(&peer);
 }
 
 static void open_not_dumpable(void *context)
@@ -102,11 +89,10 @@ LEAK_TEST(l12_an_exporter_that_is_not_dumpable_is_closed_to_others)
 {
     if (!test_can_switch_user())
         skip();
-    struct peer peer = peer_start(&(struct peer_options){.uid = NOBODY});
+    _cox_cleanup_(peer_end) struct peer peer = peer_start(&(struct peer_options){.uid = NOBODY});
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 3);
     assert_int_equal(peer_ask(&peer, PEER_SET_DUMPABLE, 0, NULL).result, 0);
     child_run(open_not_dumpable, &handle);
-    peer_end(&peer);
 }
 
 static void open_hidden(void *context)
@@ -328,9 +314,8 @@ LEAK_TEST(l9_l17_b25_the_next_process_with_the_pid_is_not_the_exporter)
     assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
     assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &held, NULL), 0);
     for (uint64_t now = start; now <= start;) { /* start times count in ticks */
-        struct peer other = peer_start(NULL);
+        _cox_cleanup_(peer_end) struct peer other = peer_start(NULL);
         now = start_of(&other);
-        peer_end(&other);
     }
     peer_end(&peer);
     bool asked = true;
@@ -366,7 +351,7 @@ LEAK_TEST(l9_l17_b25_the_next_process_with_the_pid_is_not_the_exporter)
 
 LEAK_TEST(l10_b25_the_fd_is_another_object_by_now)
 {
-    struct peer peer = peer_start(NULL);
+    _cox_cleanup_(peer_end) struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 8), forged = handle;
     struct cox_handle socket = peer_export(&peer, PEER_EXPORT_SOCKET, 0);
     handle_forge(&forged, FD, 4, number(&socket, FD, 4));
@@ -378,14 +363,13 @@ LEAK_TEST(l10_b25_the_fd_is_another_object_by_now)
     handle = peer_export(&peer, PEER_EXPORT, 9);
     assert_int_equal(peer_ask(&peer, PEER_TRUNCATE, PEER_OBJECT_SIZE - 1, NULL).result, 0);
     handle_refused(&handle, COX_NOT_FOUND, "truncated");
-    peer_end(&peer);
 }
 
 LEAK_TEST(l16_what_is_open_stays_valid_after_put_and_death)
 {
     struct cox_importer *importer;
     const struct cox_import *put, *dead, *again = NULL;
-    struct peer peer = peer_start(NULL);
+    _cox_cleanup_(peer_end) struct peer peer = peer_start(NULL);
     struct cox_handle one = peer_export(&peer, PEER_EXPORT, 10);
     struct cox_handle two = peer_export(&peer, PEER_EXPORT_AT, 11);
     assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
@@ -403,7 +387,6 @@ LEAK_TEST(l16_what_is_open_stays_valid_after_put_and_death)
     cox_importer_close(importer, put);
     cox_importer_close(importer, dead);
     cox_importer_free(importer);
-    peer_end(&peer);
 }
 
 /* ---- the importer's cache ---- */
@@ -412,7 +395,6 @@ LEAK_TEST(l17_a_dead_exporter_is_dead_in_the_cache_too)
 {
     struct cox_importer *importer;
     const struct cox_import *import, *again = NULL;
-    struct cox_error err = {0};
     struct peer peer = peer_start(NULL), other = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 12);
     struct cox_handle fresh = peer_export(&peer, PEER_EXPORT, 13);
@@ -424,9 +406,8 @@ LEAK_TEST(l17_a_dead_exporter_is_dead_in_the_cache_too)
     assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &again, NULL), 0);
     assert_ptr_equal(import, again);
     peer_kill(&peer);
-    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &again, &err),
-                     COX_PEER_DEAD);
-    assert_non_null(strstr(err.text, "is gone"));
+    assert_refused(cox_importer_open(importer, &handle, COX_IMPORT_READ, &again, test_err()),
+                   COX_PEER_DEAD, "is gone");
     assert_int_equal(cox_importer_open(importer, &fresh, COX_IMPORT_READ, &again, NULL),
                      COX_PEER_DEAD);
     assert_int_equal(((const uint8_t *)import->base)[5], object_byte(12, 5));
@@ -444,7 +425,7 @@ LEAK_TEST(l17_b29_a_handle_that_was_put_is_not_found)
 {
     struct cox_importer *importer;
     const struct cox_import *import;
-    struct peer peer = peer_start(NULL);
+    _cox_cleanup_(peer_end) struct peer peer = peer_start(NULL);
     assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
     for (unsigned seed = 0; seed < 20; seed++) {
         struct cox_handle handle = peer_export(&peer, PEER_EXPORT, seed);
@@ -458,7 +439,6 @@ LEAK_TEST(l17_b29_a_handle_that_was_put_is_not_found)
                          COX_NOT_FOUND);
     }
     cox_importer_free(importer);
-    peer_end(&peer);
 }
 
 LEAK_TEST(l17_only_so_many_exporters_are_kept)
@@ -478,8 +458,7 @@ LEAK_TEST(l17_only_so_many_exporters_are_kept)
     assert_int_equal(cox_importer_open(importer, &handles[0], COX_IMPORT_READ, &held, NULL), 0);
     for (unsigned round = 0; round < 3; round++)
         for (unsigned i = 0; i < 5; i++) {
-            assert_int_equal(
-                cox_importer_open(importer, &handles[i], COX_IMPORT_READ, &import, NULL), 0);
+            assert_ok(cox_importer_open(importer, &handles[i], COX_IMPORT_READ, &import, NULL));
             assert_int_equal(((const uint8_t *)import->base)[7], object_byte(i, 7));
             cox_importer_close(importer, import);
             assert_true(fd_count() <= fds + 1 + 2);
@@ -584,13 +563,12 @@ static void open_denied(void *context)
     int fds = fd_count();
     call_deny(denial->call, ANY_ARGUMENT, denial->error); /* B27: after a first success */
     expect_refused(&denial->handle, denial->code, denial->word);
-    struct cox_error err = {0};
-    int r = cox_importer_open(importer, &other, COX_IMPORT_FD, &import, &err);
+    int r = cox_importer_open(importer, &other, COX_IMPORT_FD, &import, test_err());
     /* A pidfd that is kept needs no pidfd_open. */
     CHECK(denial->call == SYS_pidfd_open ? r == 0 : r == denial->code);
     if (r == 0)
         cox_importer_close(importer, import);
-    CHECK(r == 0 || strstr(err.text, denial->word));
+    CHECK(r == 0 || strstr(test_error.text, denial->word));
     CHECK(cox_importer_open(importer, &denial->handle, COX_IMPORT_FD, &import, NULL) == 0);
     cox_importer_close(importer, import);
     CHECK(fd_count() == fds);
@@ -605,7 +583,7 @@ LEAK_TEST(l11_b27_without_the_calls_and_without_a_socket_it_says_so)
 {
     if (!filters_possible())
         skip();
-    struct peer peer = peer_start(NULL);
+    _cox_cleanup_(peer_end) struct peer peer = peer_start(NULL);
     /* No memory: that would be opened by /proc. */
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT_SOCKET, 0);
     struct denial denials[] = {
@@ -619,7 +597,6 @@ LEAK_TEST(l11_b27_without_the_calls_and_without_a_socket_it_says_so)
     };
     for (size_t i = 0; i < sizeof denials / sizeof denials[0]; i++)
         child_run(open_denied, &denials[i]);
-    peer_end(&peer);
 }
 
 static void dead_without_pidfds(void *context)
@@ -684,12 +661,11 @@ static void import_many(void *context)
     const struct many *many = context;
     const struct rlimit limit = {many->fd_limit, many->fd_limit};
     const struct peer_options options = {.uid = many->uid, .fd_limit = many->fd_limit};
-    struct peer peer = peer_start(&options);
+    _cox_cleanup_(peer_end) struct peer peer = peer_start(&options);
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
     if (many->uid)
         user_change(many->uid);
     import_batches(&peer, 100000 / PEER_BATCH + 1);
-    peer_end(&peer);
 }
 
 LEAK_TEST(l15_b29_no_fd_more_after_100000_pairs_in_two_processes)
@@ -700,14 +676,13 @@ LEAK_TEST(l15_b29_no_fd_more_after_100000_pairs_in_two_processes)
 
 LEAK_TEST(l3_l18_a_socket_opens_elsewhere_too)
 {
-    struct peer peer = peer_start(NULL);
+    _cox_cleanup_(peer_end) struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT_SOCKET, 0);
     int fd = -1;
     assert_int_equal(handle_open_plain(&handle, &fd, NULL), 0);
     assert_int_equal(write(fd, "k", 1), 1);
     assert_int_equal(peer_ask(&peer, PEER_RECEIVE_EVENT, 0, NULL).number, 'k');
     close(fd);
-    peer_end(&peer);
 }
 
 static void import_in_child(void *context)
@@ -731,7 +706,7 @@ LEAK_TEST(l5_the_importer_of_a_parent_works_in_its_child)
     struct cox_importer *importer;
     struct cox_exporter *exporter;
     const struct cox_import *import;
-    struct peer peer = peer_start(NULL);
+    _cox_cleanup_(peer_end) struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 20), own;
     int fd = object_new(PEER_OBJECT_SIZE, 21);
     assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
@@ -744,7 +719,6 @@ LEAK_TEST(l5_the_importer_of_a_parent_works_in_its_child)
     close(fd);
     cox_importer_free(importer);
     cox_exporter_free(exporter);
-    peer_end(&peer);
 }
 
 int main(void)

@@ -1,23 +1,12 @@
 #include "kv_group.h"
 
 #include "channel/base/fault.h"
-#include "coordinator/executor/core.h"
-#include "engine/rank/engine.h"
-#include "proto/executor.pb-c.h"
+#include "engine_worker.h"
+#include "steps.h"
 #include "proto/wire.h"
 #include "worker/loop/kv_layout.h"
 
 #include <coxswain/handle.h>
-
-#include <fcntl.h>
-#include <pthread.h>
-#include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define SHIPPED COX_TEST_SOURCE_DIR "/models/sums"
 #define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
@@ -27,13 +16,6 @@ typedef Coxswain__ExecuteRequest ExecuteRequest;
 typedef Coxswain__PullKVRequest__PullKVInfo PullInfo;
 
 const int32_t kv_prompt[KV_PROMPT_LENGTH] = {1, 5, 10, 13, 8, 11};
-
-static char program[4096];
-
-void kv_program(const char *path)
-{
-    snprintf(program, sizeof program, "%s", path);
-}
 
 uint64_t kv_patience(void)
 {
@@ -191,12 +173,9 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
     return 0;
 }
 
-static struct cox_worker *worker;
-
 static void *let_pull(void *unused)
 {
-    while (!cox_worker_cancelled(worker, COX_CHANNEL_TRANSFER, 0))
-        sched_yield();
+    AWAIT(cox_worker_cancelled(engine_worker, COX_CHANNEL_TRANSFER, 0));
     cox_fault_arm(NULL);
     return unused;
 }
@@ -218,6 +197,11 @@ static uint32_t number_of(const char *name, uint32_t otherwise)
     return text ? (uint32_t)atoi(text) : otherwise;
 }
 
+static void leave_stuck(struct cox_worker_options *options)
+{
+    options->leave_stuck = true;
+}
+
 int kv_worker_main(int argc, char **argv)
 {
     struct cox_worker_callbacks callbacks = cox_engine_callbacks;
@@ -227,54 +211,31 @@ int kv_worker_main(int argc, char **argv)
         .block_count = KV_BLOCK_COUNT,
         .swap_block_count = 4,
     };
-    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
-    struct cox_engine *engine = NULL;
-    struct cox_error err = {0};
     callbacks.init = on_init;
     callbacks.opaque = on_opaque;
     callbacks.pause_net = on_pause_net;
-    int r = cox_worker_options_parse(&options, &argc, argv, &err);
-    options.leave_stuck = true;
     snprintf(engine_options.control_socket, sizeof engine_options.control_socket, "%s",
              getenv("COXSWAIN_SOCKET") ? getenv("COXSWAIN_SOCKET") : "");
-    if (r == 0)
-        r = cox_engine_new(&engine_options, &engine);
-    if (r == 0)
-        r = cox_worker_new(&options, &callbacks, engine, &worker, &err);
-    if (r == 0) {
-        cox_engine_serve(engine, worker);
-        r = cox_worker_run(worker, &err);
-    }
-    if (r)
-        fprintf(stderr, "%s\n", err.text);
-    cox_worker_free(worker);
-    cox_engine_free(engine);
-    return r != 0;
+    return engine_worker_main(argc, argv, &engine_options, &callbacks, leave_stuck);
 }
 
 /* ---- groups ---- */
 
 static void take_pools(struct kv_group *g)
 {
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     if (test_call(g->group, &c, "k"))
         fail_msg("%s", test_error_text(g->group));
     for (uint32_t rank = 0; rank < g->rank_count; rank++) {
         assert_int_equal(c.ranks[rank].size, sizeof g->pools[rank]);
         memcpy(&g->pools[rank], c.ranks[rank].bytes, sizeof g->pools[rank]);
     }
-    test_completion_deinit(&c);
 }
 
 int kv_try(struct kv_group *g, const struct kv_options *options, struct cox_error *err)
 {
-    static const char *command[] = {program, "worker", NULL};
-    static const char *denied[] = {COX_TEST_BIN_DIR "/without", "pidfd_getfd=EPERM", program,
+    static const char *denied[] = {COX_TEST_BIN_DIR "/without", "pidfd_getfd=EPERM", test_program,
                                    "worker", NULL};
-    const struct cox_executor_options start = {.size = sizeof(struct cox_executor_options),
-                                               .workers.command =
-                                                   options->denied ? denied : command,
-                                               .depth = 4};
     struct cox_init_summary summary;
     char number[16];
     *g = (struct kv_group){.rank_count = options->rank_count};
@@ -283,7 +244,9 @@ int kv_try(struct kv_group *g, const struct kv_options *options, struct cox_erro
     setenv("KV_BLOCK_SIZE", number, 1);
     if (options->plan)
         setenv("COXSWAIN_FAULT", options->plan, 1);
-    g->group = test_group_start(options->rank_count, &start);
+    g->group = test_group_start(
+        options->rank_count,
+        START_WITH(.workers.command = options->denied ? denied : test_own_command, .depth = 4));
     unsetenv("COXSWAIN_FAULT");
     unsetenv("KV_BLOCK_SIZE");
     return cox_executor_init(test_group_executor(g->group), NULL, 0, kv_patience(), &summary, err);
@@ -291,9 +254,7 @@ int kv_try(struct kv_group *g, const struct kv_options *options, struct cox_erro
 
 void kv_start(struct kv_group *g, const struct kv_options *options)
 {
-    struct cox_error err = {0};
-    if (kv_try(g, options, &err))
-        fail_msg("init: %s", err.text);
+    assert_ok(kv_try(g, options, test_err()));
     take_pools(g);
 }
 
@@ -305,22 +266,19 @@ void kv_stop(struct kv_group *g)
 void kv_init(struct kv_group *g, bool replayed)
 {
     struct cox_init_summary summary;
-    struct cox_error err = {0};
     struct cox_executor *executor = test_group_executor(g->group);
-    int r = replayed ? cox_executor_replay_init(executor, kv_patience(), &err)
-                     : cox_executor_init(executor, NULL, 0, kv_patience(), &summary, &err);
-    if (r)
-        fail_msg("init: %s", err.text);
+    int r = replayed ? cox_executor_replay_init(executor, kv_patience(), test_err())
+                     : cox_executor_init(executor, NULL, 0, kv_patience(), &summary, test_err());
+    assert_ok(r);
     g->base = 0;
     take_pools(g);
 }
 
 void kv_arm(struct kv_group *g, uint32_t rank, const char *plan)
 {
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
     assert_int_equal(test_call_how(g->group, &c, &how, "f%s", plan), 0);
-    test_completion_deinit(&c);
 }
 
 /* ---- steps ---- */
@@ -335,87 +293,38 @@ void kv_sequence(struct kv_sequence *s, int64_t id, const int32_t *blocks)
     }
 }
 
-struct stepped {
-    uint64_t sequence;
-    int32_t token;
-    float logprob;
-    bool done;
-};
-
-static void on_stepped(void *context, const struct cox_completion *completion)
-{
-    struct stepped *stepped = context;
-    const Coxswain__ExecuteResponse *response =
-        completion->payload ? completion->payload->response : NULL;
-    stepped->sequence = completion->sequence;
-    if (completion->status || !response || !response->execute_model_response)
-        return;
-    const Coxswain__StepResult *result = response->execute_model_response->step;
-    stepped->done = result && result->n_tokens == 1 && result->n_logprobs == 1;
-    stepped->token = stepped->done ? result->tokens[0] : -1;
-    stepped->logprob = stepped->done ? result->logprobs[0] : 0;
-}
-
 int kv_try_step(struct kv_group *g, struct kv_sequence *s, uint32_t position, bool announce,
                 int finished, struct cox_error *err)
 {
-    ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
-    Coxswain__ExecuteModelRequest body = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT;
-    Coxswain__StepDelta delta = COXSWAIN__STEP_DELTA__INIT;
-    Coxswain__StepSequence sequence = COXSWAIN__STEP_SEQUENCE__INIT;
-    Coxswain__StepSequence *announced = &sequence;
-    Coxswain__StepBlockTable table = COXSWAIN__STEP_BLOCK_TABLE__INIT;
-    Coxswain__StepBlockTable *tables = &table;
     uint32_t finished_slot = (uint32_t)finished;
-    uint32_t count = s->token_count - position;
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_RANK0,
-                                               .deadline_ns = kv_patience()};
-    struct stepped stepped = {0};
-    sequence.has_seq_id = sequence.has_slot = 1;
-    sequence.seq_id = s->id;
-    sequence.slot = s->slot;
-    sequence.n_tokens = s->token_count;
-    sequence.tokens = s->tokens;
-    table.n_blocks = s->block_count;
-    table.blocks = s->blocks;
-    sequence.n_tables = 1;
-    sequence.tables = &tables;
-    delta.has_base_sequence = 1;
-    delta.base_sequence = g->base;
-    delta.n_finished = finished >= 0;
-    delta.finished = &finished_slot;
-    delta.n_announced = announce;
-    delta.announced = &announced;
-    delta.n_row_slot = delta.n_row_position = delta.n_row_token_count = 1;
-    delta.row_slot = &s->slot;
-    delta.row_position = &position;
-    delta.row_token_count = &count;
-    body.step = &delta;
-    body.has_forward_type = 1;
-    body.forward_type = COXSWAIN__FORWARD_TYPE__MIXED;
-    request.has_execute_type = 1;
-    request.execute_type = TYPE(MODEL_INFER);
-    request.request_case = REQUEST(EXECUTE_MODEL_REQUEST);
-    request.execute_model_request = &body;
-    int r = cox_executor_call(test_group_executor(g->group), &request, &options, on_stepped,
-                              &stepped, err);
-    g->base = r ? 0 : stepped.sequence;
+    struct test_step step;
+    OWN_COMPLETION c = {0};
+    test_step_init(&step, g->base, COXSWAIN__FORWARD_TYPE__MIXED);
+    step.delta.n_finished = finished >= 0;
+    step.delta.finished = &finished_slot;
+    test_step_add(&step, &(struct test_row){.id = s->id,
+                                            .slot = s->slot,
+                                            .tokens = s->tokens,
+                                            .token_count = s->token_count,
+                                            .position = position,
+                                            .announce = announce,
+                                            .blocks = s->blocks,
+                                            .block_count = s->block_count});
+    int r = test_step_call(g->group, &step, kv_patience(), &c, err);
+    g->base = r ? 0 : c.sequence;
     if (r)
         return r;
-    if (!stepped.done)
+    if (c.token_count != 1 || c.logprob_count != 1)
         return cox_fail(err, COX_CORRUPT, "a step without a token");
-    s->tokens[s->token_count] = stepped.token;
-    s->logprobs[s->token_count++] = stepped.logprob;
+    s->tokens[s->token_count] = c.tokens[0];
+    s->logprobs[s->token_count++] = c.logprobs[0];
     return 0;
 }
 
 void kv_step(struct kv_group *g, struct kv_sequence *s, uint32_t position, bool announce,
              int finished)
 {
-    struct cox_error err = {0};
-    if (kv_try_step(g, s, position, announce, finished, &err))
-        fail_msg("a step of sequence %lld: %s", (long long)s->id, err.text);
+    assert_ok(kv_try_step(g, s, position, announce, finished, test_err()));
 }
 
 void kv_decode(struct kv_group *g, struct kv_sequence *s, uint32_t count)
@@ -438,7 +347,6 @@ void kv_link(struct kv_group *g, const struct kv_group *other, const struct kv_l
     static struct cox_kv_pool_message messages[KV_RANK_COUNT_MAX];
     Coxswain__KvPool *pools[KV_RANK_COUNT_MAX];
     char *cancelled = (char *)(uintptr_t)how->cancelled;
-    struct cox_error err = {0};
     host.cluster_id = (char *)(uintptr_t)how->cluster;
     remote.n_host_info = 1;
     remote.host_info = &hosts;
@@ -471,8 +379,8 @@ void kv_link(struct kv_group *g, const struct kv_group *other, const struct kv_l
     request.pd_link_info = &infos;
     request.n_cancelled_pulls = how->cancelled != NULL;
     request.cancelled_pulls = &cancelled;
-    if (cox_executor_link(test_group_executor(g->group), &request, kv_patience(), &err))
-        fail_msg("link: %s", err.text);
+    assert_ok(
+        cox_executor_link(test_group_executor(g->group), &request, kv_patience(), test_err()));
 }
 
 struct asked {
@@ -525,10 +433,8 @@ const char *kv_link_state(struct kv_group *g, uint32_t rank, const char *cluster
     request.request_case = REQUEST(PD_LINK_STATUS_REQUEST);
     request.pd_link_status_request = &body;
     while (!asked.settled && cox_now_ns() < options.deadline_ns) {
-        struct cox_error err = {0};
-        if (cox_executor_call(test_group_executor(g->group), &request, &options, on_status, &asked,
-                              &err))
-            fail_msg("link status: %s", err.text);
+        assert_ok(cox_executor_call(test_group_executor(g->group), &request, &options, on_status,
+                                    &asked, test_err()));
     }
     assert_true(asked.settled);
     return text;
@@ -669,12 +575,10 @@ struct cox_kv_view *kv_attach(const struct kv_group *g, uint32_t rank)
 {
     struct cox_handle handle;
     struct cox_kv_view *view = NULL;
-    struct cox_error err = {0};
     int fd = -1;
     memcpy(&handle, g->pools[rank].handle, sizeof handle);
-    if (cox_handle_open(&handle, NULL, kv_patience(), &fd, &err) ||
-        cox_kv_view_attach(fd, &view, &err))
-        fail_msg("attach: %s", err.text);
+    assert_ok(cox_handle_open(&handle, NULL, kv_patience(), &fd, test_err()) ||
+              cox_kv_view_attach(fd, &view, test_err()));
     close(fd);
     return view;
 }
@@ -684,7 +588,7 @@ const char *kv_attack(struct kv_group *g, const struct kv_group *other, uint32_t
     static char text[1024];
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = TEST_ALL_RANKS};
     char request[1 + sizeof other->pools[0].handle] = "a";
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     size_t used = 0;
     memcpy(request + 1, other->pools[rank].handle, sizeof other->pools[0].handle);
     if (test_call_bytes(g->group, &c, &how, request, sizeof request))
@@ -693,6 +597,5 @@ const char *kv_attack(struct kv_group *g, const struct kv_group *other, uint32_t
     for (uint32_t i = 0; i < g->rank_count && used < sizeof text; i++)
         used += (size_t)snprintf(text + used, sizeof text - used, "%.*s", (int)c.ranks[i].size,
                                  (const char *)c.ranks[i].bytes);
-    test_completion_deinit(&c);
     return text;
 }

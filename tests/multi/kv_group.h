@@ -11,7 +11,6 @@
 #include "testing.h"
 
 #include <coxswain/kv.h>
-#include <coxswain/requests.h>
 #include <coxswain/worker.h>
 
 #define KV_RANK_COUNT_MAX 4
@@ -23,10 +22,8 @@
 
 extern const int32_t kv_prompt[KV_PROMPT_LENGTH];
 
-/* main of a worker; the test's main calls it when argv[1] is "worker", and kv_program is set before
- * any group. */
+/* main of a worker; the test's main calls it when argv[1] is "worker". */
 int kv_worker_main(int argc, char **argv);
-void kv_program(const char *path);
 
 struct kv_group {
     struct test_group *group;

@@ -31,16 +31,7 @@
 #include "proto/wire.h"
 #include "worker/loop/worker_internal.h"
 #include "large_payload_bytes.h"
-
-#include <fcntl.h>
-#include <inttypes.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <unistd.h>
+#include "tests/lib/posix.h"
 
 struct call {
     const uint8_t *request;

@@ -1,17 +1,7 @@
 /* Late ranks: their replies are never taken for others, their frames are never overwritten, and
  * only their channel waits for them. */
-#include "coordinator/executor/core.h"
 #include "proto/executor.pb-c.h"
 #include "testing.h"
-
-#include <coxswain/requests.h>
-
-#include <inttypes.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static struct cox_channel_stats stats_of(struct test_group *g)
 {
@@ -45,18 +35,16 @@ GROUP_TEST(p4_a_late_reply_is_never_taken_for_another, 2)
     struct test_pipe *pipe = test_pipe_new();
     int late_count = 0;
     for (int round = 0; round < 1000; round++) {
-        const struct test_how normal = {.gather = COX_GATHER_ALL};
         const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 2};
-        struct test_completion c;
+        OWN_COMPLETION c = {0};
         char expected[32];
         /* The call waits for room until the late rank of the round before has replied. */
         snprintf(expected, sizeof expected, "%d", round);
-        int r = test_call_how(g, &c, &normal, "echo %d", round);
+        int r = test_call_how(g, &c, &test_all, "echo %d", round);
         if (r)
             fail_msg("round %d: %s", round, test_error_text(g));
         for (uint32_t rank = 0; rank < 2; rank++)
             assert_string_equal(c.ranks[rank].bytes, expected);
-        test_completion_deinit(&c);
 
         int bad = round % 2;
         call_in_vain(g, &c, &brief, "only %d block %s", bad, test_pipe_path(pipe));
@@ -64,7 +52,6 @@ GROUP_TEST(p4_a_late_reply_is_never_taken_for_another, 2)
         assert_int_equal(c.ranks[bad].outcome, COX_OUTCOME_LATE);
         for (uint32_t rank = 0; rank < 2; rank++)
             late_count += c.ranks[rank].outcome == COX_OUTCOME_LATE;
-        test_completion_deinit(&c);
         test_pipe_release(pipe, 1);
     }
     test_expect_echo(g, "the end");
@@ -97,8 +84,7 @@ GROUP_TEST(p4_b50_late_replies_of_a_full_pipeline_are_dropped, 2)
         test_pipe_release(pipe, 1);
         char live[32];
         snprintf(live, sizeof live, "echo live %d", round);
-        const struct test_how normal = {.gather = COX_GATHER_ALL};
-        assert_int_equal(test_submit_persist(g, &normal, live), 0);
+        assert_int_equal(test_submit_persist(g, &test_all, live), 0);
         const struct test_completion *c = test_await(g, n++);
         assert_int_equal(c->status, 0);
         for (uint32_t rank = 0; rank < 2; rank++)
@@ -111,10 +97,10 @@ GROUP_TEST(p3_a_timeout_names_the_silent_rank_and_its_state, 4)
 {
     struct test_pipe *pipe = test_pipe_new();
     /* Rank 3 does not even take it: it is stopped. Rank 1 took it and hangs. The others reply. */
-    pid_t stopped = cox_executor_pid(test_group_executor(g), 3);
+    pid_t stopped = cox_executor_pid(executor, 3);
     test_stop_process(stopped);
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 300};
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     assert_int_equal(test_call_how(g, &c, &brief, "only 1 block %s", test_pipe_path(pipe)),
                      COX_TIMEOUT);
     assert_int_equal(c.ranks[0].outcome, COX_OUTCOME_OK);
@@ -135,7 +121,6 @@ GROUP_TEST(p3_a_timeout_names_the_silent_rank_and_its_state, 4)
     char pid[32];
     snprintf(pid, sizeof pid, "rank 3 (pid %d)", stopped);
     assert_contains(c.text, pid);
-    test_completion_deinit(&c);
     assert_int_equal(kill(stopped, SIGCONT), 0);
     test_pipe_release(pipe, 1);
     test_expect_echo(g, "awake");
@@ -144,22 +129,19 @@ GROUP_TEST(p3_a_timeout_names_the_silent_rank_and_its_state, 4)
 GROUPS_TEST(s4_a_late_rank_blocks_its_channel_only)
 {
     struct test_pipe *pipe = test_pipe_new();
-    struct cox_executor *executor = test_group_executor(g);
     const struct test_how brief = {.gather = COX_GATHER_RANK0, .timeout_ms = 20};
     uint32_t bad = n - 1, late_count = 0;
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     call_in_vain(g, &c, &brief, "only %" PRIu32 " block %s", bad, test_pipe_path(pipe));
     for (uint32_t rank = 0; rank < n; rank++)
         late_count += c.ranks[rank].outcome == COX_OUTCOME_LATE;
-    test_completion_deinit(&c);
     /* execute does not run ahead: submit's error names rank and request. Ranks that were only
      * slow reply. */
-    const struct test_how normal = {.gather = COX_GATHER_ALL};
     char named[64];
     snprintf(named, sizeof named, "rank %" PRIu32 " still owes the reply to sequence 1", bad);
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     do
-        assert_int_equal(test_submit(g, &normal, "echo x"), COX_LATE);
+        assert_int_equal(test_submit(g, &test_all, "echo x"), COX_LATE);
     while (!strstr(test_error_text(g), named) && cox_now_ns() < deadline_ns);
     assert_contains(test_error_text(g), named);
     if (n > 1) { /* also for ranks that owe nothing */
@@ -167,27 +149,23 @@ GROUPS_TEST(s4_a_late_rank_blocks_its_channel_only)
         assert_int_equal(test_submit(g, &others, "echo x"), COX_LATE);
     }
     /* The other channels go on. */
-    struct cox_error err = {0};
     struct cox_link_status links = {0};
-    assert_int_equal(
-        cox_executor_link_status(executor, cox_deadline_after_ms(TEST_PATIENCE_MS), &links, &err),
-        0);
+    assert_ok(cox_executor_link_status(executor, cox_deadline_after_ms(TEST_PATIENCE_MS), &links,
+                                       test_err()));
     cox_link_status_deinit(&links);
     struct cox_recover_result results[8];
-    assert_int_equal(cox_executor_recover(executor, COX_RECOVER_CLEAR,
-                                          cox_deadline_after_ms(TEST_PATIENCE_MS), results, &err),
-                     0);
+    assert_ok(cox_executor_recover(executor, COX_RECOVER_CLEAR,
+                                   cox_deadline_after_ms(TEST_PATIENCE_MS), results, test_err()));
     Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
     struct cox_pull_result *pulled = NULL;
     size_t count = 0;
-    assert_int_equal(cox_executor_pull_kv(executor, &pull, cox_deadline_after_ms(TEST_PATIENCE_MS),
-                                          &pulled, &count, &err),
-                     0);
+    assert_ok(cox_executor_pull_kv(executor, &pull, cox_deadline_after_ms(TEST_PATIENCE_MS),
+                                   &pulled, &count, test_err()));
     free(pulled);
-    assert_int_equal(test_submit(g, &normal, "echo x"), COX_LATE);
+    assert_int_equal(test_submit(g, &test_all, "echo x"), COX_LATE);
     /* Usable as soon as the rank has replied. */
     test_pipe_release(pipe, 1);
-    assert_int_equal(test_submit_persist(g, &normal, "echo back"), 0);
+    assert_int_equal(test_submit_persist(g, &test_all, "echo back"), 0);
     assert_string_equal(test_await(g, 0)->ranks[bad].bytes, "back");
     assert_int_equal(stats_of(g).late_replies, late_count);
 }
@@ -199,7 +177,6 @@ GROUP_TEST(s4_the_handler_gets_that_the_late_rank_is_free, 2)
     int context;
     const struct test_how late = {
         .gather = COX_GATHER_ALL, .timeout_ms = 20, .context = &context, .report_late = true};
-    const struct test_how normal = {.gather = COX_GATHER_ALL};
     for (size_t n = 0; n < 9; n += 3) {
         int r;
         do /* on a machine that was held up the deadline has passed before */
@@ -215,7 +192,7 @@ GROUP_TEST(s4_the_handler_gets_that_the_late_rank_is_free, 2)
         assert_int_equal(second->status, COX_LATE);
         assert_int_equal(second->sequence, first->sequence);
         assert_int_equal(second->ranks[1].outcome, COX_OUTCOME_OK);
-        assert_int_equal(test_submit(g, &normal, "echo next"), 0);
+        assert_int_equal(test_submit(g, &test_all, "echo next"), 0);
         assert_string_equal(test_await(g, n + 2)->ranks[1].bytes, "next");
     }
 }
@@ -225,10 +202,9 @@ GROUP_TEST(s4_a_late_rank_that_dies_is_late_no_more, 2)
 {
     struct test_pipe *pipe = test_pipe_new();
     const struct test_how brief = {.gather = COX_GATHER_RANK0, .timeout_ms = 20};
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     call_in_vain(g, &c, &brief, "only 1 block %s", test_pipe_path(pipe));
-    test_completion_deinit(&c);
-    assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
+    assert_int_equal(kill(cox_executor_pid(executor, 1), SIGKILL), 0);
     const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
     assert_int_equal(test_submit_persist(g, &first, "echo alone"), 0);
     assert_string_equal(test_await(g, 0)->ranks[0].bytes, "alone");
@@ -236,11 +212,8 @@ GROUP_TEST(s4_a_late_rank_that_dies_is_late_no_more, 2)
 }
 
 /* Rank 1 reads its frame in place, for as long as it blocks; rank 0 replies at once. */
-TEST(s3_a_frame_is_not_written_while_a_rank_reads_it)
+GROUP_TEST_WITH(s3_a_frame_is_not_written_while_a_rank_reads_it, 2, .depth = 2)
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .depth = 2};
-    struct test_group *g = test_group_start(2, &options);
     struct test_pipe *pipe = test_pipe_new();
     const struct test_how both = {.gather = COX_GATHER_ALL},
                           first = {.gather = COX_GATHER_ALL, .ranks = 1};
@@ -277,7 +250,6 @@ TEST(s3_a_frame_is_not_written_while_a_rank_reads_it)
         for (int k = 0; k < accepted; k++)
             test_await(g, before + (size_t)k + 1);
     }
-    test_group_free(g);
 }
 
 /* After a timeout, too: the request has ended, its frame is still read. LATE comes first then, so
@@ -285,15 +257,12 @@ TEST(s3_a_frame_is_not_written_while_a_rank_reads_it)
 TEST(s3_nor_after_the_request_has_ended)
 {
     for (uint32_t depth = 1; depth <= 2; depth++) {
-        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .depth = depth};
-        struct test_group *g = test_group_start(2, &options);
+        OWN_GROUP *g = test_group_start(2, START_WITH(.depth = depth));
         struct test_pipe *pipe = test_pipe_new();
         const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 10};
         const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
-        struct test_completion c;
+        OWN_COMPLETION c = {0};
         call_in_vain(g, &c, &brief, "each echo x|hold %s abcdefghijklm", test_pipe_path(pipe));
-        test_completion_deinit(&c);
         test_await_lines(g, 1, "blocked", 1);
         for (int k = 0; k < 100; k++) {
             int r = test_submit(g, &first, "echo %0120d", 7);
@@ -301,7 +270,6 @@ TEST(s3_nor_after_the_request_has_ended)
         }
         test_pipe_release(pipe, 1);
         test_expect_echo(g, "still here");
-        test_group_free(g);
     }
 }
 
@@ -310,9 +278,7 @@ TEST(s3_nor_after_the_request_has_ended)
 TEST(s3_a_frame_without_reply_is_kept_until_read)
 {
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
-        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .depth = depth};
-        struct test_group *g = test_group_start(2, &options);
+        OWN_GROUP *g = test_group_start(2, START_WITH(.depth = depth));
         struct cox_executor *executor = test_group_executor(g);
         pid_t pid = cox_executor_pid(executor, 1);
         Coxswain__PDLinkRequest__PDLinkInfo info = COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
@@ -321,34 +287,27 @@ TEST(s3_a_frame_without_reply_is_kept_until_read)
         link.n_pd_link_info = 1;
         link.pd_link_info = infos;
         info.has_pd_role = 1;
-        struct cox_error err = {0};
         char expected[256] = "";
         test_stop_process(pid);
         for (uint32_t k = 0; k < depth; k++) {
             char entry[64];
             info.pd_role = (Coxswain__PDRole)(k % 4);
-            assert_int_equal(
-                cox_executor_link(executor, &link, cox_deadline_after_ms(TEST_PATIENCE_MS), &err),
-                0);
+            assert_ok(cox_executor_link(executor, &link, cox_deadline_after_ms(TEST_PATIENCE_MS),
+                                        test_err()));
             snprintf(entry, sizeof entry, "role=%" PRIu32 " change=0 link=0 unlink=0;", k % 4);
             strcat(expected, entry);
         }
-        assert_int_equal(cox_executor_link(executor, &link, cox_deadline_after_ms(20), &err),
-                         COX_TIMEOUT);
-        assert_contains(err.text, "rank 1 still reads the frame");
+        assert_refused(cox_executor_link(executor, &link, cox_deadline_after_ms(20), test_err()),
+                       COX_TIMEOUT, "rank 1 still reads the frame");
         assert_int_equal(kill(pid, SIGCONT), 0);
         struct cox_link_status status; /* behind the links on their channel */
-        err.code = 0;
-        assert_int_equal(cox_executor_link_status(executor, cox_deadline_after_ms(TEST_PATIENCE_MS),
-                                                  &status, &err),
-                         0);
+        assert_ok(cox_executor_link_status(executor, cox_deadline_after_ms(TEST_PATIENCE_MS),
+                                           &status, test_err()));
         cox_link_status_deinit(&status);
-        struct test_completion c;
+        OWN_COMPLETION c = {0};
         assert_int_equal(test_call(g, &c, "tell links"), 0);
         for (uint32_t rank = 0; rank < 2; rank++)
             assert_string_equal(c.ranks[rank].bytes, expected);
-        test_completion_deinit(&c);
-        test_group_free(g);
     }
 }
 
@@ -356,9 +315,7 @@ TEST(s3_a_frame_without_reply_is_kept_until_read)
 TEST(s3_a_rank_that_was_not_asked_skips_frames)
 {
     for (uint32_t depth = 1; depth <= 8; depth *= 2) {
-        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .depth = depth};
-        struct test_group *g = test_group_start(4, &options);
+        OWN_GROUP *g = test_group_start(4, START_WITH(.depth = depth));
         const struct test_how others = {.gather = COX_GATHER_ALL, .ranks = 1 + 4 + 8};
         for (int round = 0; round < 50; round++) {
             for (int k = 0; k < round % 12; k++)
@@ -367,14 +324,13 @@ TEST(s3_a_rank_that_was_not_asked_skips_frames)
             snprintf(text, sizeof text, "round %d", round);
             test_expect_echo(g, text);
         }
-        test_group_free(g);
     }
 }
 
 /* A stopped rank that is not asked delays no other. */
 GROUP_TEST(s3_a_rank_that_was_not_asked_may_sleep, 2)
 {
-    pid_t pid = cox_executor_pid(test_group_executor(g), 1);
+    pid_t pid = cox_executor_pid(executor, 1);
     test_stop_process(pid);
     const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
     for (int k = 0; k < 100; k++)
@@ -385,26 +341,21 @@ GROUP_TEST(s3_a_rank_that_was_not_asked_may_sleep, 2)
 
 /* Requests and replies as large as they may be, as many as fit, in both directions, and faults on
  * top. */
-TEST(p11_both_directions_full_at_once)
+GROUP_TEST_WITH(p11_both_directions_full_at_once, 4,
+                .memory.request_size = {[COX_CHANNEL_EXECUTE] = 4 << 16},
+                .memory.response_size = {[COX_CHANNEL_EXECUTE] = 4 * 4 << 16})
 {
-    const struct cox_executor_options options = {
-        .size = sizeof(struct cox_executor_options),
-        .memory.request_size = {[COX_CHANNEL_EXECUTE] = 4 << 16},
-        .memory.response_size = {[COX_CHANNEL_EXECUTE] = 4 * 4 << 16},
-    };
-    struct test_group *g = test_group_start(4, &options);
-    size_t max = cox_executor_request_size_max(test_group_executor(g), COX_CHANNEL_EXECUTE);
+    size_t max = cox_executor_request_size_max(executor, COX_CHANNEL_EXECUTE);
     char *text = malloc(max + 1);
     assert_non_null(text);
     memset(text, 'b', max);
     text[max] = '\0';
     memcpy(text, "echo ", 5);
-    const struct test_how how = {.gather = COX_GATHER_ALL};
     size_t submitted = 0;
     for (int round = 0; round < 50; round++) {
         for (int k = 0; k < 8; k++, submitted++)
-            assert_int_equal(test_submit_persist(g, &how, text), 0);
-        assert_int_equal(test_submit_persist(g, &how, "faults 5 much to say"), 0);
+            assert_int_equal(test_submit_persist(g, &test_all, text), 0);
+        assert_int_equal(test_submit_persist(g, &test_all, "faults 5 much to say"), 0);
         submitted++;
     }
     for (size_t n = 0; n < submitted; n++) {
@@ -418,5 +369,4 @@ TEST(p11_both_directions_full_at_once)
     }
     test_await_faults(g, 50 * 4 * 5);
     free(text);
-    test_group_free(g);
 }

@@ -1,13 +1,6 @@
 #include "legacy_group.h"
 
-#include "coordinator/executor/core.h"
 #include "coordinator/executor/requests_internal.h"
-
-#include <inttypes.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/wait.h>
 
 #define NATIVE COX_TEST_BIN_DIR "/legacy_native"
 
@@ -106,10 +99,8 @@ void group_init(struct test_group *group)
     struct cox_executor *executor = test_group_executor(group);
     uint32_t rank_count = cox_executor_rank_count(executor);
     struct cox_init_summary summary;
-    struct cox_error err = {0};
-    int r = cox_executor_init(executor, legacy_config, LEGACY_CONFIG_COUNT, soon(), &summary, &err);
-    if (r)
-        fail_msg("init: %d: %s", r, err.text);
+    assert_ok(cox_executor_init(executor, legacy_config, LEGACY_CONFIG_COUNT, soon(), &summary,
+                                test_err()));
     /* Rank r has 100 + r blocks and 4096 - r positions: the first and the last rank have the
      * smallest. */
     assert_int_equal(summary.cpu_block_count, 100);
@@ -188,10 +179,8 @@ int step_call(struct test_group *group, const struct row *rows, size_t count, ui
     struct step step;
     step_fill(&step, rows, count);
     *ret_reply = (struct reply){0};
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .deadline_ns = deadline_ns};
-    return cox_executor_call(test_group_executor(group), &step.request, &options, reply_visit,
-                             ret_reply, err);
+    return cox_executor_call(test_group_executor(group), &step.request,
+                             SUBMIT_WITH(.deadline_ns = deadline_ns), reply_visit, ret_reply, err);
 }
 
 /* One step of one row, and the token that has to come of it. */
@@ -199,10 +188,7 @@ void step_expect(struct test_group *group, int64_t id, int64_t prompt, int64_t t
 {
     const struct row row = {id, prompt};
     struct reply reply;
-    struct cox_error err = {0};
-    int r = step_call(group, &row, 1, soon(), &reply, &err);
-    if (r)
-        fail_msg("step: %d: %s", r, err.text);
+    assert_ok(step_call(group, &row, 1, soon(), &reply, test_err()));
     assert_int_equal(reply.count, 1);
     assert_int_equal(reply.ids[0], id);
     assert_int_equal(reply.tokens[0], token % TOKEN_MODULUS);
@@ -214,10 +200,9 @@ void group_infer(struct test_group *group)
     struct row rows[3] = {{7, 11}, {8, 200}, {9, 96}};
     for (int64_t count = 0; count < 5; count++) {
         struct reply reply;
-        struct cox_error err = {0};
-        int r = step_call(group, rows, 3, soon(), &reply, &err);
+        int r = step_call(group, rows, 3, soon(), &reply, test_err());
         if (r)
-            fail_msg("step %" PRId64 ": %d: %s", count, r, err.text);
+            fail_msg("step %" PRId64 ": %d: %s", count, r, test_error.text);
         assert_int_equal(reply.count, 3);
         for (size_t i = 0; i < 3; i++) {
             assert_int_equal(reply.ids[i], rows[i].id);
@@ -234,8 +219,7 @@ void group_infer(struct test_group *group)
 static void group_cleanup(struct test_group *group)
 {
     const int64_t ids[] = {7, 9};
-    struct cox_error err = {0};
-    assert_int_equal(cox_executor_cleanup(test_group_executor(group), ids, 2, soon(), &err), 0);
+    assert_ok(cox_executor_cleanup(test_group_executor(group), ids, 2, soon(), test_err()));
     step_expect(group, 7, 30, 30); /* it starts anew */
     step_expect(group, 8, 0, 205); /* not named: it continues */
 }
@@ -261,17 +245,13 @@ void link_one(struct test_group *group, const char *cluster, bool unlink_it)
     info.link_info = info.unlink_info = remotes;
     request.n_pd_link_info = 1;
     request.pd_link_info = infos;
-    struct cox_error err = {0};
-    assert_int_equal(cox_executor_link(test_group_executor(group), &request, soon(), &err), 0);
+    assert_ok(cox_executor_link(test_group_executor(group), &request, soon(), test_err()));
 }
 
 void link_expect(struct test_group *group, size_t count, const char *cluster)
 {
     struct cox_link_status status;
-    struct cox_error err = {0};
-    int r = cox_executor_link_status(test_group_executor(group), soon(), &status, &err);
-    if (r)
-        fail_msg("link status: %d: %s", r, err.text);
+    assert_ok(cox_executor_link_status(test_group_executor(group), soon(), &status, test_err()));
     assert_int_equal(status.success_count, count);
     if (count)
         assert_string_equal(status.success[count - 1], cluster);
@@ -313,8 +293,7 @@ static void group_lora(struct test_group *group)
         request.has_lora_op_type = 1;
         request.lora_op_type = operations[i].type;
         int32_t statuses[RANK_COUNT_MAX];
-        struct cox_error err = {0};
-        int r = cox_executor_lora(executor, &request, soon(), statuses, &err);
+        int r = cox_executor_lora(executor, &request, soon(), statuses, test_err());
         assert_int_equal(r, operations[i].r);
         for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++)
             assert_int_equal(statuses[rank], operations[i].status);
@@ -340,11 +319,8 @@ void group_pull(struct test_group *group)
     request.pull_kv_infos = list;
     struct cox_pull_result *results;
     size_t count;
-    struct cox_error err = {0};
-    int r =
-        cox_executor_pull_kv(test_group_executor(group), &request, soon(), &results, &count, &err);
-    if (r)
-        fail_msg("pull: %d: %s", r, err.text);
+    assert_ok(cox_executor_pull_kv(test_group_executor(group), &request, soon(), &results, &count,
+                                   test_err()));
     assert_int_equal(count, 2);
     assert_string_equal(results[0].request_id, "request-21");
     assert_string_equal(results[1].request_id, "request-22");
@@ -362,19 +338,17 @@ static void group_recover(struct test_group *group)
     struct cox_executor *executor = test_group_executor(group);
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         struct cox_recover_result results[RANK_COUNT_MAX];
-        struct cox_error err = {0};
-        int r = cox_executor_recover(executor, commands[i], soon(), results, &err);
+        int r = cox_executor_recover(executor, commands[i], soon(), results, test_err());
         if (r)
-            fail_msg("%s: %d: %s", cox_recover_command_name(commands[i]), r, err.text);
+            fail_msg("%s: %d: %s", cox_recover_command_name(commands[i]), r, test_error.text);
         for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++) {
             assert_int_equal(results[rank].device, rank); /* its own slot */
             assert_int_equal(results[rank].result, 0);
         }
     }
     struct cox_recover_result results[RANK_COUNT_MAX];
-    struct cox_error err = {0};
-    assert_int_equal(cox_executor_recover(executor, COX_RECOVER_REINIT, soon(), results, &err),
-                     COX_STATE);
+    assert_int_equal(
+        cox_executor_recover(executor, COX_RECOVER_REINIT, soon(), results, test_err()), COX_STATE);
 }
 
 /* Everything the protocol has, in one run. */

@@ -1,18 +1,9 @@
 /* Groups of legacy workers are started again as a whole: requirement P8. */
 #include "legacy_group.h"
 
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-
 static void restart_all(struct test_group *group)
 {
-    struct cox_error err = {0};
-    int r = cox_executor_restart(test_group_executor(group), COX_RANK_ALL, soon(), &err);
-    if (r)
-        fail_msg("restart_all: %d: %s", r, err.text);
+    assert_ok(cox_executor_restart(test_group_executor(group), COX_RANK_ALL, soon(), test_err()));
 }
 
 static const char *const *const commands[] = {all_legacy, odd_native, all_native};
@@ -45,11 +36,9 @@ TEST(p8_a24_whatever_its_workers_were_in)
         struct test_group *group = group_start(3, commands[c]);
         struct cox_executor *executor = test_group_executor(group);
         atomic_int status = -1;
-        assert_int_equal(
-            cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, keep_status, &status), 0);
+        assert_ok(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, keep_status, &status));
         for (int round = 0; round < 4; round++) {
             struct step step;
-            struct cox_error err = {0};
             const struct row row = {1, 5};
             group_init(group);
             group_infer(group);
@@ -60,9 +49,9 @@ TEST(p8_a24_whatever_its_workers_were_in)
             const struct cox_submit_options options = {
                 .size = sizeof(struct cox_submit_options),
                 .deadline_ns = round == 0 ? cox_deadline_after_ms(50) : soon()};
-            assert_int_equal(cox_executor_submit(executor, &step.request, &options, NULL, &err), 0);
+            assert_ok(cox_executor_submit(executor, &step.request, &options, NULL, test_err()));
             if (round == 2)
-                assert_int_equal(cox_executor_kill(executor, 2, &err), 0);
+                assert_ok(cox_executor_kill(executor, 2, test_err()));
             /* A stray one, too. */
             if (round == 3)
                 cox_gate_post(&executor->channels[COX_CHANNEL_EXECUTE].gate, 0,
@@ -134,11 +123,9 @@ TEST(p8_m9_the_error_channel_is_free_again)
 TEST(p8_one_legacy_rank_alone_cannot_be_started)
 {
     struct test_group *group = group_start(2, all_native);
-    struct cox_error err = {0};
     group_init(group);
-    assert_int_equal(cox_executor_restart(test_group_executor(group), 1, soon(), &err),
-                     COX_UNSUPPORTED);
-    assert_non_null(strstr(err.text, "COX_RANK_ALL"));
+    assert_refused(cox_executor_restart(test_group_executor(group), 1, soon(), test_err()),
+                   COX_UNSUPPORTED, "COX_RANK_ALL");
     group_end(group);
 }
 

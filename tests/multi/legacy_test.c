@@ -1,18 +1,10 @@
 /* The executor with legacy workers: tests/legacy/legacy_worker.py, which was written from the wire
  * contract alone, at 1 to 8 ranks, and groups in which some ranks are that worker and others one on
  * our library with the same replies (tests/legacy/native_worker.c). */
-#include "coordinator/executor/core.h"
 #include "coordinator/executor/requests_internal.h"
 #include "legacy_group.h"
 
-#include <fcntl.h>
-#include <inttypes.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
 
 TEST(m7_legacy_ranks_serve_every_operation)
 {
@@ -90,9 +82,8 @@ TEST(m1_channels_run_beside_each_other)
             link_expect(group, 0, NULL);
             group_pull(group);
             struct cox_recover_result results[2];
-            assert_int_equal(cox_executor_recover(test_group_executor(group), COX_RECOVER_CLEAR,
-                                                  soon(), results, NULL),
-                             0);
+            assert_ok(cox_executor_recover(test_group_executor(group), COX_RECOVER_CLEAR, soon(),
+                                           results, NULL));
         }
         for (int i = 0; i < 3; i++) {
             assert_int_equal(pthread_join(threads[i], NULL), 0);
@@ -161,12 +152,10 @@ TEST(m1_pause_passes_a_stuck_inference)
     group_init(group);
     struct inbox inbox;
     inbox_init(&inbox);
-    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox),
-                     0);
-    struct cox_error err = {0};
-    assert_int_equal(step_submit(group, &(struct row){1, 5}, soon(), &err), 0);
+    assert_ok(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox));
+    assert_ok(step_submit(group, &(struct row){1, 5}, soon(), test_err()));
     struct cox_recover_result results[2];
-    assert_int_equal(cox_executor_recover(executor, COX_RECOVER_PAUSE, soon(), results, &err), 0);
+    assert_ok(cox_executor_recover(executor, COX_RECOVER_PAUSE, soon(), results, test_err()));
     assert_int_equal(inbox_count(&inbox), 0);
     assert_int_equal(inbox_await(&inbox)->status, 0);
     assert_int_equal(inbox.reply.tokens[0], 5);
@@ -223,13 +212,11 @@ TEST(m9_refused_request_without_reply_is_reported_as_fault)
         for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
             ids[i] = (int64_t)i + 1000;
         for (int64_t i = 0; i < 5; i++) {
-            struct cox_error err = {0};
-            assert_int_equal(cox_executor_cleanup(test_group_executor(group), ids,
-                                                  sizeof ids / sizeof *ids, soon(), &err),
-                             0);
+            assert_ok(cox_executor_cleanup(test_group_executor(group), ids,
+                                           sizeof ids / sizeof *ids, soon(), test_err()));
             step_expect(group, 10 + i, 5 + i, 5 + i);
             test_await_faults(group, (size_t)i + 1);
-            assert_non_null(strstr(test_fault(group, (size_t)i), "that is no ExecuteRequest"));
+            assert_contains(test_fault(group, (size_t)i), "that is no ExecuteRequest");
         }
         group_end(group);
     }
@@ -241,9 +228,8 @@ TEST(p1_failure_of_the_rank_with_the_payload)
         group_start_with(2, even_native, "COX_NATIVE_FAIL", "0:out of coffee");
     group_init(group);
     struct reply reply;
-    struct cox_error err = {0};
-    assert_int_equal(step_call(group, &(struct row){1, 5}, 1, soon(), &reply, &err), COX_REJECTED);
-    assert_non_null(strstr(err.text, "rank 0 failed: out of coffee"));
+    assert_refused(step_call(group, &(struct row){1, 5}, 1, soon(), &reply, test_err()),
+                   COX_REJECTED, "rank 0 failed: out of coffee");
     test_completion_deinit(&reply.completion);
     for (int64_t i = 0; i < 20; i++) /* its tokens still match */
         step_expect(group, 100 + i, 5 + i, 5 + i);
@@ -256,9 +242,8 @@ TEST(p1_failure_with_status_0_of_a_legacy_rank)
     struct test_group *group = group_start_with(2, all_legacy, "COX_LEGACY_FAIL", "0:no device");
     group_init(group);
     struct reply reply;
-    struct cox_error err = {0};
-    assert_int_equal(step_call(group, &(struct row){1, 5}, 1, soon(), &reply, &err), COX_REJECTED);
-    assert_non_null(strstr(err.text, "rank 0 failed: no device"));
+    assert_refused(step_call(group, &(struct row){1, 5}, 1, soon(), &reply, test_err()),
+                   COX_REJECTED, "rank 0 failed: no device");
     test_completion_deinit(&reply.completion);
     test_await_faults(group, 1);
     assert_string_equal(test_fault(group, 0), "-1 no device");
@@ -271,11 +256,10 @@ TEST(p1_a_status_that_is_not_ours_is_shown_as_it_is)
 {
     struct test_group *group = group_start_with(2, all_legacy, "COX_LEGACY_LINK_ERROR", "2005");
     struct cox_link_status status = {0};
-    struct cox_error err = {0};
     group_init(group);
-    assert_int_equal(cox_executor_link_status(test_group_executor(group), soon(), &status, &err),
-                     COX_REJECTED);
-    assert_non_null(strstr(err.text, "rank 0 failed: its reply has the status 2005 and no text"));
+    assert_refused(
+        cox_executor_link_status(test_group_executor(group), soon(), &status, test_err()),
+        COX_REJECTED, "rank 0 failed: its reply has the status 2005 and no text");
     group_end(group);
 }
 
@@ -297,10 +281,9 @@ TEST(m3_init_replies_of_every_release_are_taken)
     for (size_t i = 0; i < 3; i++) {
         struct test_group *group = group_start_with(3, all_legacy, "COX_LEGACY_INIT", forms[i]);
         struct cox_init_summary summary;
-        struct cox_error err;
-        int r = init_of(group, &summary, &err);
+        int r = init_of(group, &summary, test_err());
         if (r)
-            fail_msg("%s: %d: %s", forms[i], r, err.text);
+            fail_msg("%s: %d: %s", forms[i], r, test_error.text);
         assert_int_equal(summary.npu_block_count, 100);
         assert_int_equal(summary.cpu_block_count, 100);
         assert_int_equal(summary.kv_cache_count, i == 0 ? 0 : 1);
@@ -308,7 +291,7 @@ TEST(m3_init_replies_of_every_release_are_taken)
          * 100. */
         assert_int_equal(summary.kv_caches[0].block_count, i == 0 ? 0 : 100);
         assert_int_equal(summary.kv_caches[0].block_size, i == 0 ? 0 : 128);
-        assert_int_equal(cox_executor_replay_init(test_group_executor(group), soon(), &err), 0);
+        assert_ok(cox_executor_replay_init(test_group_executor(group), soon(), test_err()));
         group_end(group);
     }
 }
@@ -317,11 +300,9 @@ TEST(m3_an_init_reply_without_blocks_is_reported)
 {
     struct test_group *group = group_start_with(2, all_legacy, "COX_LEGACY_INIT", "neither");
     struct cox_init_summary summary;
-    struct cox_error err;
-    assert_int_equal(init_of(group, &summary, &err), COX_CORRUPT);
-    assert_non_null(strstr(err.text, "rank 1:"));
-    assert_non_null(strstr(err.text, "npuBlockNum"));
-    assert_non_null(strstr(err.text, "kv_cache_descs[0].npu_block_num"));
+    assert_refused(init_of(group, &summary, test_err()), COX_CORRUPT, "rank 1:");
+    assert_contains(test_error.text, "npuBlockNum");
+    assert_contains(test_error.text, "kv_cache_descs[0].npu_block_num");
     group_end(group);
 }
 
@@ -334,16 +315,15 @@ TEST(m3_strings_that_are_no_utf8_are_refused)
     struct cox_executor *executor = test_group_executor(group);
     group_init(group);
     struct step step;
-    struct cox_error err = {0};
     const struct cox_submit_options how = {
         .size = sizeof(struct cox_submit_options), .gather = COX_GATHER_ALL, .deadline_ns = soon()};
     step_fill(&step, (const struct row[]){{1, 5}, {2, 6}}, 2);
     step.groups[1].request_id = (char[]){"request-\xe9"};
-    assert_int_equal(cox_executor_call(executor, &step.request, &how, NULL, NULL, &err),
+    assert_int_equal(cox_executor_call(executor, &step.request, &how, NULL, NULL, test_err()),
                      COX_INVALID);
     assert_non_null(
-        strstr(err.text, "execute_model_request.seq_group_metadata_list[1].request_id"));
-    assert_non_null(strstr(err.text, "0xe9 at offset 8"));
+        strstr(test_error.text, "execute_model_request.seq_group_metadata_list[1].request_id"));
+    assert_contains(test_error.text, "0xe9 at offset 8");
 
     static const struct {
         const char *key, *value, *where;
@@ -355,19 +335,16 @@ TEST(m3_strings_that_are_no_utf8_are_refused)
         const struct cox_config_entry config[] = {{"world_size", "2"},
                                                   {configs[i].key, configs[i].value}};
         struct cox_init_summary summary;
-        err = (struct cox_error){0};
-        assert_int_equal(cox_executor_init(executor, config, 2, soon(), &summary, &err),
-                         COX_INVALID);
-        assert_non_null(strstr(err.text, configs[i].where));
+        assert_refused(cox_executor_init(executor, config, 2, soon(), &summary, test_err()),
+                       COX_INVALID, configs[i].where);
     }
 
     Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
     int32_t statuses[2];
     lora.lora_name = (char[]){"adapter"};
     lora.lora_path = (char[]){"\xed\xa0\x80"}; /* a surrogate */
-    err = (struct cox_error){0};
-    assert_int_equal(cox_executor_lora(executor, &lora, soon(), statuses, &err), COX_INVALID);
-    assert_non_null(strstr(err.text, "lora_operation_request.lora_path"));
+    assert_refused(cox_executor_lora(executor, &lora, soon(), statuses, test_err()), COX_INVALID,
+                   "lora_operation_request.lora_path");
     assert_int_equal(statuses[0], -1);
 
     step_expect(group, 1, 5, 5);
@@ -380,12 +357,12 @@ static void expect_late(struct test_group *group, uint32_t late, const struct ro
                         uint64_t timeout_ms)
 {
     struct reply reply;
-    struct cox_error err = {0};
     char text[64];
-    assert_int_equal(step_call(group, row, 1, cox_deadline_after_ms(timeout_ms), &reply, &err),
-                     COX_TIMEOUT);
+    assert_int_equal(
+        step_call(group, row, 1, cox_deadline_after_ms(timeout_ms), &reply, test_err()),
+        COX_TIMEOUT);
     snprintf(text, sizeof text, "; rank %" PRIu32 " (pid ", late);
-    assert_non_null(strstr(err.text, text));
+    assert_contains(test_error.text, text);
     for (uint32_t rank = 0; rank < reply.completion.rank_count; rank++)
         assert_true(reply.completion.ranks[rank].outcome ==
                     (rank == late ? COX_OUTCOME_LATE : COX_OUTCOME_OK));
@@ -394,11 +371,9 @@ static void expect_late(struct test_group *group, uint32_t late, const struct ro
 
 static void expect_refusal(struct test_group *group, uint32_t late)
 {
-    struct cox_error err = {0};
     char text[64];
     snprintf(text, sizeof text, "rank %" PRIu32 " still owes", late);
-    assert_int_equal(step_submit(group, &(struct row){1, 1}, soon(), &err), COX_LATE);
-    assert_non_null(strstr(err.text, text));
+    assert_refused(step_submit(group, &(struct row){1, 1}, soon(), test_err()), COX_LATE, text);
 }
 
 static void ignore(void *context, const struct cox_completion *completion)
@@ -459,17 +434,14 @@ TEST(p4_late_recovery_result_is_never_the_next_one)
     for (int i = 0; i < 6; i++) {
         uint32_t late = (uint32_t)i % 2;
         struct cox_recover_result results[2];
-        struct cox_error err = {0};
         rank_halt(group, late);
         assert_int_equal(cox_executor_recover(executor, COX_RECOVER_CLEAR,
-                                              cox_deadline_after_ms(300), results, &err),
+                                              cox_deadline_after_ms(300), results, test_err()),
                          COX_TIMEOUT);
         assert_int_equal(results[late].result, -1);
         assert_int_equal(results[!late].result, 0);
         rank_resume(group, late);
-        err = (struct cox_error){0};
-        assert_int_equal(cox_executor_recover(executor, COX_RECOVER_CLEAR, soon(), results, &err),
-                         0);
+        assert_ok(cox_executor_recover(executor, COX_RECOVER_CLEAR, soon(), results, test_err()));
     }
     group_end(group);
 }
@@ -500,11 +472,10 @@ TEST(p2_killed_rank_is_named)
             group_init(group);
             struct inbox inbox;
             inbox_init(&inbox);
-            assert_int_equal(
-                cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox), 0);
+            assert_ok(
+                cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox));
             rank_halt(group, victim); /* so that it cannot have replied */
-            struct cox_error err = {0};
-            assert_int_equal(step_submit(group, &(struct row){1, 5}, soon(), &err), 0);
+            assert_ok(step_submit(group, &(struct row){1, 5}, soon(), test_err()));
             assert_int_equal(kill(cox_executor_pid(executor, victim), SIGKILL), 0);
             const struct test_completion *completion = inbox_await(&inbox);
             assert_int_equal(completion->status, COX_PEER_DEAD);
@@ -513,14 +484,15 @@ TEST(p2_killed_rank_is_named)
             char text[96];
             snprintf(text, sizeof text, "rank %" PRIu32 " (pid %d) was killed by signal 9", victim,
                      (int)cox_executor_pid(executor, victim));
-            assert_non_null(strstr(completion->text, text));
+            assert_contains(completion->text, text);
             test_await_death(group, victim);
-            assert_non_null(strstr(test_death_text(group, victim), text));
+            assert_contains(test_death_text(group, victim), text);
             /* From now on every channel refuses at once; the survivor still gets the goodbye. */
-            assert_int_equal(step_submit(group, &(struct row){2, 5}, soon(), &err), COX_PEER_DEAD);
+            assert_int_equal(step_submit(group, &(struct row){2, 5}, soon(), test_err()),
+                             COX_PEER_DEAD);
             struct cox_recover_result results[2];
             assert_int_equal(
-                cox_executor_recover(executor, COX_RECOVER_CLEAR, soon(), results, &err),
+                cox_executor_recover(executor, COX_RECOVER_CLEAR, soon(), results, test_err()),
                 COX_PEER_DEAD);
             assert_int_equal(cox_executor_stop(executor), 0);
             struct cox_exit how = {0};
@@ -542,12 +514,10 @@ TEST(p2_rank_that_ends_before_its_first_request)
         "sh", NULL};
     struct test_group *group = group_start(2, command);
     struct cox_init_summary summary;
-    struct cox_error err = {0};
-    assert_int_equal(cox_executor_init(test_group_executor(group), legacy_config,
-                                       LEGACY_CONFIG_COUNT, soon(), &summary, &err),
-                     COX_PEER_DEAD);
-    assert_non_null(strstr(err.text, "exited with status 7"));
-    assert_non_null(strstr(err.text, "no accelerator"));
+    assert_refused(cox_executor_init(test_group_executor(group), legacy_config, LEGACY_CONFIG_COUNT,
+                                     soon(), &summary, test_err()),
+                   COX_PEER_DEAD, "exited with status 7");
+    assert_contains(test_error.text, "no accelerator");
     assert_int_equal(cox_executor_stop(test_group_executor(group)), 0);
 }
 
@@ -563,8 +533,7 @@ TEST(p4_p10_a_spoilt_request_without_reply_is_not_replied)
     for (uint32_t rank = 0; rank < 2; rank++)
         rank_halt(group, rank);
     const int64_t id = 7;
-    struct cox_error err = {0};
-    assert_int_equal(cox_executor_cleanup(test_group_executor(group), &id, 1, soon(), &err), 0);
+    assert_ok(cox_executor_cleanup(test_group_executor(group), &id, 1, soon(), test_err()));
     snprintf(path, sizeof path, "/dev/shm/%s_execute_request", test_group_executor(group)->objects);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     uint8_t low = 0;
@@ -575,7 +544,7 @@ TEST(p4_p10_a_spoilt_request_without_reply_is_not_replied)
     for (uint32_t rank = 0; rank < 2; rank++)
         rank_resume(group, rank);
     test_await_faults(group, 1);
-    assert_non_null(strstr(test_fault(group, 0), "impossible length"));
+    assert_contains(test_fault(group, 0), "impossible length");
     group_infer(group);
     group_end(group);
 }
@@ -589,9 +558,8 @@ TEST(m15_goodbye_right_behind_a_request_without_reply)
         group_init(group);
         link_one(group, "cluster-1", false);
         const int64_t id = 7;
-        struct cox_error err = {0};
         /* The one frame may still be read when stop says goodbye. */
-        assert_int_equal(cox_executor_cleanup(test_group_executor(group), &id, 1, soon(), &err), 0);
+        assert_ok(cox_executor_cleanup(test_group_executor(group), &id, 1, soon(), test_err()));
         group_end(group);
     }
 }
@@ -606,11 +574,9 @@ TEST(m15_end_is_bounded_whatever_a_rank_does)
     group_init(group);
     struct inbox inbox;
     inbox_init(&inbox);
-    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox),
-                     0);
+    assert_ok(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox));
     rank_halt(group, 1);
-    struct cox_error err = {0};
-    assert_int_equal(step_submit(group, &(struct row){1, 5}, soon(), &err), 0);
+    assert_ok(step_submit(group, &(struct row){1, 5}, soon(), test_err()));
     uint64_t begin = cox_now_ns();
     assert_in_range(cox_executor_stop(executor), 1, 2);
     assert_true(cox_now_ns() - begin < 10000 * COX_NSEC_PER_MSEC);
@@ -652,13 +618,11 @@ TEST(m3_p8_an_init_is_sent_again_to_legacy_workers)
         struct cox_executor *executor = test_group_executor(group);
         const struct cox_config_entry config[] = {{"model_weight_path", "/w"}, LEGACY_CONFIG};
         struct cox_init_summary summary;
-        struct cox_error err = {0};
-        assert_int_equal(cox_executor_replay_init(executor, soon(), &err), COX_STATE);
-        assert_int_equal(
-            cox_executor_init(executor, config, 1 + LEGACY_CONFIG_COUNT, soon(), &summary, &err),
-            0);
+        assert_int_equal(cox_executor_replay_init(executor, soon(), test_err()), COX_STATE);
+        assert_ok(cox_executor_init(executor, config, 1 + LEGACY_CONFIG_COUNT, soon(), &summary,
+                                    test_err()));
         for (int i = 0; i < 3; i++)
-            assert_int_equal(cox_executor_replay_init(executor, soon(), &err), 0);
+            assert_ok(cox_executor_replay_init(executor, soon(), test_err()));
         assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_NORMAL);
         group_end(group);
     }
@@ -668,33 +632,27 @@ TEST(m3_what_legacy_workers_cannot_do_is_refused)
 {
     struct cox_executor_options options = small_options(2, all_legacy);
     struct test_group *group = NULL;
-    struct cox_error err = {0};
     options.depth = 2;
-    assert_int_equal(test_group_try(&options, &group, &err), COX_INVALID);
-    assert_non_null(strstr(err.text, "depth 2"));
+    assert_refused(test_group_try(&options, &group, test_err()), COX_INVALID, "depth 2");
 
     options = small_options(17, all_legacy);
     options.memory.response_size[COX_CHANNEL_TRANSFER] = 16 * MIB;
-    err = (struct cox_error){0};
-    assert_int_equal(test_group_try(&options, &group, &err), COX_INVALID);
-    assert_non_null(strstr(err.text, "recover_command"));
-    assert_non_null(strstr(err.text, "8388608 bytes"));
-    assert_non_null(strstr(err.text, "holds 16 slots of 524288 bytes, 17 ranks"));
+    assert_refused(test_group_try(&options, &group, test_err()), COX_INVALID, "recover_command");
+    assert_contains(test_error.text, "8388608 bytes");
+    assert_contains(test_error.text, "holds 16 slots of 524288 bytes, 17 ranks");
 
     group = group_start(2, all_legacy);
     struct cox_executor *executor = test_group_executor(group);
     assert_true(!cox_executor_limits(executor)->extensions);
     struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
                                      .deadline_ns = soon()};
-    err = (struct cox_error){0};
-    assert_int_equal(cox_executor_call_opaque(executor, "x", 1, &how, NULL, NULL, &err),
+    assert_int_equal(cox_executor_call_opaque(executor, "x", 1, &how, NULL, NULL, test_err()),
                      COX_UNSUPPORTED);
     struct cox_rank_set first = cox_rank_set_first(1);
     how.asked = &first;
     struct step step;
     step_fill(&step, &(struct row){1, 5}, 1);
-    err = (struct cox_error){0};
-    assert_int_equal(cox_executor_call(executor, &step.request, &how, NULL, NULL, &err),
+    assert_int_equal(cox_executor_call(executor, &step.request, &how, NULL, NULL, test_err()),
                      COX_UNSUPPORTED);
     /* Nothing of that has disturbed the group. */
     group_init(group);

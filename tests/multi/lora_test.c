@@ -3,25 +3,12 @@
  * engine of coxswain-worker on models/sums and two slots; each rank has a working directory of its
  * own, so that one rank can be refused what others get.
  */
-#include "coordinator/executor/core.h"
 #include "coordinator/executor/requests_internal.h"
 #include "engine/batching/lora.h"
 #include "engine/model/config.h"
-#include "engine/rank/engine.h"
-#include "proto/executor.pb-c.h"
+#include "engine_worker.h"
 #include "tests/unit/model_fixture.h"
-#include "testing.h"
-
-#include <inttypes.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include "steps.h"
 
 #define SHIPPED COX_TEST_SOURCE_DIR "/models/sums"
 #define RANK_COUNT_MAX 4
@@ -46,29 +33,11 @@ static int worker_main(int argc, char **argv)
         .block_count = STREAM_COUNT_MAX * BLOCK_COUNT,
         .lora_slot_count = SLOT_COUNT,
     };
-    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
-    struct cox_worker *worker = NULL;
-    struct cox_engine *engine = NULL;
-    struct cox_error err = {0};
-    int r = cox_worker_options_parse(&options, &argc, argv, &err);
-    if (r == 0)
-        r = cox_engine_new(&engine_options, &engine);
-    if (r == 0)
-        r = cox_worker_new(&options, &cox_engine_callbacks, engine, &worker, &err);
-    if (r == 0) {
-        cox_engine_serve(engine, worker);
-        r = cox_worker_run(worker, &err);
-    }
-    if (r)
-        fprintf(stderr, "%s\n", err.text);
-    cox_worker_free(worker);
-    cox_engine_free(engine);
-    return r != 0;
+    return engine_worker_main(argc, argv, &engine_options, &cox_engine_callbacks, NULL);
 }
 
 /* ---- files ---- */
 
-static char program[4096];
 static char root[64]; /* rank folders, and adapters a, b, c, wrong, ranks */
 
 static const struct {
@@ -93,9 +62,7 @@ static const char *path_of(const char *name)
 static void adapter_write(const char *name)
 {
     struct cox_model_config config;
-    struct cox_error err = {0};
-    if (cox_model_config_load(SHIPPED "/config.json", &config, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_model_config_load(SHIPPED "/config.json", &config, test_err()));
     assert_true(mkdir(path_of(name), 0700) == 0 || errno == EEXIST);
     for (size_t i = 0; i < ADAPTER_COUNT; i++)
         if (!strcmp(adapters[i].name, name))
@@ -136,14 +103,12 @@ static struct test_group *group_start(uint32_t rank_count)
 {
     static char line[5000];
     static const char *command[] = {"sh", "-c", line, "worker", NULL};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = command};
     struct cox_init_summary summary;
-    struct cox_error err = {0};
-    snprintf(line, sizeof line, "cd %s/$COXSWAIN_RANK && exec %s worker \"$@\"", root, program);
-    struct test_group *group = test_group_start(rank_count, &options);
-    if (cox_executor_init(test_group_executor(group), NULL, 0, test_patience(), &summary, &err))
-        fail_msg("init: %s", err.text);
+    snprintf(line, sizeof line, "cd %s/$COXSWAIN_RANK && exec %s worker \"$@\"", root,
+             test_program);
+    struct test_group *group = test_group_start(rank_count, START_WITH(.workers.command = command));
+    assert_ok(cox_executor_init(test_group_executor(group), NULL, 0, test_patience(), &summary,
+                                test_err()));
     return group;
 }
 
@@ -165,21 +130,19 @@ static void expect_status(struct test_group *group, int operation, const char *n
                           const char *path, int status, const char *words)
 {
     struct cox_lora_result results[RANK_COUNT_MAX];
-    struct cox_error err;
-    int r = operate_until(group, operation, name, path, test_patience(), results, &err);
+    int r = operate_until(group, operation, name, path, test_patience(), results, test_err());
     if (r != (status ? COX_REJECTED : 0))
-        fail_msg("%d: %s", r, err.text);
+        fail_msg("%d: %s", r, test_error.text);
     for (uint32_t rank = 0; rank < cox_executor_rank_count(test_group_executor(group)); rank++) {
         if (results[rank].status != status)
             fail_msg("rank %" PRIu32 " says %s to '%s', not %s", rank,
                      cox_lora_status_name(results[rank].status), name,
                      cox_lora_status_name(status));
-        if (!strstr(results[rank].text, words))
-            fail_msg("'%s' does not speak of '%s'", results[rank].text, words);
+        assert_contains(results[rank].text, words);
         assert_int_equal(results[rank].text[0] != '\0', status != 0);
     }
     if (status)
-        assert_non_null(strstr(err.text, cox_lora_status_name(status)));
+        assert_contains(test_error.text, cox_lora_status_name(status));
 }
 
 static void load(struct test_group *group, const char *name)
@@ -215,102 +178,44 @@ static struct stream stream_of(uint32_t slot, const char *lora)
     return stream;
 }
 
-struct reply {
-    uint64_t sequence;
-    size_t count;
-    int32_t tokens[STREAM_COUNT_MAX];
-    float logprobs[STREAM_COUNT_MAX];
-};
-
-static void take_reply(void *context, const struct cox_completion *completion)
-{
-    struct reply *reply = context;
-    const Coxswain__ExecuteResponse *response =
-        completion->payload ? completion->payload->response : NULL;
-    reply->sequence = completion->sequence;
-    if (!response || !response->execute_model_response || !response->execute_model_response->step)
-        return;
-    const Coxswain__StepResult *result = response->execute_model_response->step;
-    if (result->n_tokens > STREAM_COUNT_MAX || result->n_tokens != result->n_logprobs)
-        return;
-    reply->count = result->n_tokens;
-    for (size_t i = 0; i < reply->count; i++) {
-        reply->tokens[i] = result->tokens[i];
-        reply->logprobs[i] = result->logprobs[i];
-    }
-}
-
 /* The next token of each stream, in one step on *base, which moves when it succeeds. finished: a
  * slot that is released first, -1: none. */
 static int step(struct test_group *group, uint64_t *base, int finished, struct stream **streams,
                 uint32_t count, struct cox_error *err)
 {
-    Coxswain__StepBlockTable tables[STREAM_COUNT_MAX], *table_pointers[STREAM_COUNT_MAX];
-    Coxswain__StepSequence sequences[STREAM_COUNT_MAX], *announced[STREAM_COUNT_MAX];
     int32_t blocks[STREAM_COUNT_MAX][BLOCK_COUNT];
-    uint32_t slots[STREAM_COUNT_MAX], positions[STREAM_COUNT_MAX], counts[STREAM_COUNT_MAX];
     uint32_t finished_slot = (uint32_t)finished;
-    Coxswain__StepDelta delta = COXSWAIN__STEP_DELTA__INIT;
-    delta.has_base_sequence = 1;
-    delta.base_sequence = *base;
-    delta.n_finished = finished >= 0;
-    delta.finished = &finished_slot;
-    delta.announced = announced;
+    struct test_step s;
+    OWN_COMPLETION c = {0};
+    test_step_init(&s, *base, COXSWAIN__FORWARD_TYPE__MIXED);
+    s.delta.n_finished = finished >= 0;
+    s.delta.finished = &finished_slot;
     for (uint32_t i = 0; i < count; i++) {
         struct stream *stream = streams[i];
         const uint32_t length = PROMPT_LENGTH + stream->count;
         stream->known = stream->known && *base;
-        slots[i] = stream->slot;
-        positions[i] = stream->known ? length - 1 : 0;
-        counts[i] = length - positions[i];
-        if (stream->known)
-            continue;
-        size_t k = delta.n_announced++;
         for (uint32_t b = 0; b < BLOCK_COUNT; b++)
-            blocks[k][b] = (int32_t)(stream->slot * BLOCK_COUNT + b);
-        coxswain__step_block_table__init(&tables[k]);
-        tables[k].n_blocks = BLOCK_COUNT;
-        tables[k].blocks = blocks[k];
-        table_pointers[k] = &tables[k];
-        coxswain__step_sequence__init(&sequences[k]);
-        sequences[k].has_seq_id = sequences[k].has_slot = 1;
-        sequences[k].seq_id = stream->id;
-        sequences[k].slot = stream->slot;
-        sequences[k].n_tokens = length;
-        sequences[k].tokens = stream->tokens;
-        sequences[k].n_tables = 1;
-        sequences[k].tables = &table_pointers[k];
-        sequences[k].lora_id = (char *)(uintptr_t)stream->lora;
-        announced[k] = &sequences[k];
+            blocks[i][b] = (int32_t)(stream->slot * BLOCK_COUNT + b);
+        test_step_add(&s, &(struct test_row){.id = stream->id,
+                                             .slot = stream->slot,
+                                             .lora = stream->lora,
+                                             .tokens = stream->tokens,
+                                             .token_count = length,
+                                             .position = stream->known ? length - 1 : 0,
+                                             .announce = !stream->known,
+                                             .blocks = blocks[i],
+                                             .block_count = BLOCK_COUNT});
     }
-    delta.n_row_slot = delta.n_row_position = delta.n_row_token_count = count;
-    delta.row_slot = slots;
-    delta.row_position = positions;
-    delta.row_token_count = counts;
-    Coxswain__ExecuteModelRequest model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT;
-    model.has_forward_type = 1;
-    model.forward_type = COXSWAIN__FORWARD_TYPE__MIXED;
-    model.step = &delta;
-    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
-    request.has_execute_type = 1;
-    request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
-    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
-    request.execute_model_request = &model;
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_RANK0,
-                                               .deadline_ns = test_patience()};
-    struct reply reply = {0};
     *err = (struct cox_error){0};
-    int r =
-        cox_executor_call(test_group_executor(group), &request, &options, take_reply, &reply, err);
+    int r = test_step_call(group, &s, test_patience(), &c, err);
     if (r)
         return r;
-    assert_int_equal(reply.count, count);
-    *base = reply.sequence;
+    assert_true(c.token_count == count && c.logprob_count == count);
+    *base = c.sequence;
     for (uint32_t i = 0; i < count; i++) {
         streams[i]->known = true;
-        streams[i]->tokens[PROMPT_LENGTH + streams[i]->count] = reply.tokens[i];
-        streams[i]->logprobs[streams[i]->count++] = reply.logprobs[i];
+        streams[i]->tokens[PROMPT_LENGTH + streams[i]->count] = c.tokens[i];
+        streams[i]->logprobs[streams[i]->count++] = c.logprobs[i];
     }
     return 0;
 }
@@ -318,12 +223,8 @@ static int step(struct test_group *group, uint64_t *base, int finished, struct s
 static void steps(struct test_group *group, uint64_t *base, struct stream **streams, uint32_t count,
                   uint32_t step_count)
 {
-    struct cox_error err;
-    for (uint32_t i = 0; i < step_count; i++) {
-        int r = step(group, base, -1, streams, count, &err);
-        if (r)
-            fail_msg("step %" PRIu32 ": %d: %s", i, r, err.text);
-    }
+    for (uint32_t i = 0; i < step_count; i++)
+        assert_ok(step(group, base, -1, streams, count, test_err()));
 }
 
 /* What one rank gives for a sequence alone, with the adapter. */
@@ -332,14 +233,13 @@ static const struct stream *alone(const char *lora)
     static struct stream references[3]; /* none, a, b */
     struct stream *reference = &references[lora ? lora[0] - 'a' + 1 : 0];
     if (reference->count == 0) {
-        struct test_group *group = group_start(1);
+        OWN_GROUP *group = group_start(1);
         struct stream stream = stream_of(0, lora), *streams[] = {&stream};
         uint64_t base = 0;
         if (lora)
             load(group, lora);
         steps(group, &base, streams, 1, STEP_COUNT);
         *reference = stream;
-        test_group_free(group);
     }
     return reference;
 }
@@ -361,7 +261,7 @@ TEST(m13_the_7_statuses_come_from_every_rank)
     memset(long_name, 'x', sizeof long_name - 1);
     long_name[sizeof long_name - 1] = '\0';
     for (uint32_t n = 1; n <= RANK_COUNT_MAX; n *= 2) {
-        struct test_group *g = group_start(n);
+        OWN_GROUP *g = group_start(n);
         expect_status(g, UNLOAD, "a", NULL, STATUS(INVALID_LORA_ID), "no adapter of that name");
         load(g, "a");
         expect_status(g, LOAD, "a", path_of("a"), STATUS(DUPLICATED_LORA_ID), "loaded already");
@@ -381,7 +281,6 @@ TEST(m13_the_7_statuses_come_from_every_rank)
         unload(g, "a");
         load(g, "c");
         expect_status(g, UNLOAD, "a", NULL, STATUS(INVALID_LORA_ID), "no adapter of that name");
-        test_group_free(g);
     }
 }
 
@@ -389,36 +288,30 @@ TEST(m13_a_load_before_init_is_an_error)
 {
     static char line[5000];
     static const char *command[] = {line, "worker", NULL};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = command};
     struct cox_lora_result results[2];
-    struct cox_error err;
-    snprintf(line, sizeof line, "%s", program);
-    struct test_group *g = test_group_start(2, &options);
-    assert_int_equal(operate_until(g, LOAD, "a", path_of("a"), test_patience(), results, &err),
-                     COX_REJECTED);
-    assert_non_null(strstr(err.text, "no model is loaded yet"));
-    test_group_free(g);
+    snprintf(line, sizeof line, "%s", test_program);
+    OWN_GROUP *g = test_group_start(2, START_WITH(.workers.command = command));
+    assert_refused(operate_until(g, LOAD, "a", path_of("a"), test_patience(), results, test_err()),
+                   COX_REJECTED, "no model is loaded yet");
 }
 
 /* They belong to the model; what is said again changes nothing. */
 TEST(m13_another_init_begins_without_adapters)
 {
-    struct test_group *g = group_start(2);
+    OWN_GROUP *g = group_start(2);
     struct cox_init_summary summary;
-    struct cox_error err = {0};
     load(g, "a");
-    assert_int_equal(cox_executor_replay_init(test_group_executor(g), test_patience(), &err), 0);
+    assert_ok(cox_executor_replay_init(test_group_executor(g), test_patience(), test_err()));
     expect_status(g, LOAD, "a", path_of("a"), STATUS(DUPLICATED_LORA_ID), "loaded already");
-    assert_int_equal(
-        cox_executor_init(test_group_executor(g), NULL, 0, test_patience(), &summary, &err), 0);
+    assert_ok(
+        cox_executor_init(test_group_executor(g), NULL, 0, test_patience(), &summary, test_err()));
     expect_status(g, UNLOAD, "a", NULL, STATUS(INVALID_LORA_ID), "no adapter of that name");
     const struct cox_config_entry nowhere = {"model", "/nonexistent"};
     load(g, "a");
-    assert_int_not_equal(
-        cox_executor_init(test_group_executor(g), &nowhere, 1, test_patience(), &summary, &err), 0);
+    assert_int_not_equal(cox_executor_init(test_group_executor(g), &nowhere, 1, test_patience(),
+                                           &summary, test_err()),
+                         0);
     expect_status(g, UNLOAD, "a", NULL, STATUS(INVALID_LORA_ID), "no adapter of that name");
-    test_group_free(g);
 }
 
 /* ---- steps ---- */
@@ -429,7 +322,7 @@ TEST(m13_s5_sequences_of_any_adapters_in_one_batch_are_each_as_alone)
     assert_memory_not_equal(alone(NULL)->logprobs, alone("a")->logprobs, sizeof(float));
     assert_memory_not_equal(alone("b")->logprobs, alone("a")->logprobs, sizeof(float));
     for (uint32_t n = 1; n <= RANK_COUNT_MAX; n *= 2) {
-        struct test_group *g = group_start(n);
+        OWN_GROUP *g = group_start(n);
         struct stream own[] = {stream_of(0, "a"), stream_of(1, NULL), stream_of(2, "b"),
                                stream_of(3, "a")};
         struct stream *streams[] = {&own[0], &own[1], &own[2], &own[3]};
@@ -441,25 +334,22 @@ TEST(m13_s5_sequences_of_any_adapters_in_one_batch_are_each_as_alone)
         steps(g, &base, streams, 4, STEP_COUNT - 3);
         for (int i = 0; i < 4; i++)
             expect_alone(&own[i]);
-        test_group_free(g);
     }
 }
 
 TEST(m13_a_step_with_an_unknown_adapter_is_refused_and_no_harm)
 {
-    struct test_group *g = group_start(2);
+    OWN_GROUP *g = group_start(2);
     struct stream good = stream_of(0, "a"), bad = stream_of(1, "missing");
     struct stream *both[] = {&good, &bad};
-    struct cox_error err;
     uint64_t base = 0;
     load(g, "a");
     steps(g, &base, both, 1, 2);
-    assert_int_equal(step(g, &base, -1, both, 2, &err), COX_REJECTED);
-    assert_non_null(strstr(err.text, "there is no LoRA adapter 'missing' here"));
+    assert_refused(step(g, &base, -1, both, 2, test_err()), COX_REJECTED,
+                   "there is no LoRA adapter 'missing' here");
     /* The tables are as they were. */
     steps(g, &base, both, 1, STEP_COUNT - 2);
     expect_alone(&good);
-    test_group_free(g);
 }
 
 /* ---- unload waits ---- */
@@ -484,38 +374,35 @@ static void *unload_main(void *context)
 
 TEST(m13_unload_waits_until_no_sequence_has_the_adapter)
 {
-    struct test_group *g = group_start(2);
+    OWN_GROUP *g = group_start(2);
     struct stream old = stream_of(0, "a"), other = stream_of(1, "a"), plain = stream_of(2, NULL);
     struct stream *streams[] = {&old, &plain, &other};
     struct unloading unloading = {.group = g, .result = -1};
     struct cox_lora_result results[RANK_COUNT_MAX];
-    struct cox_error err;
     uint64_t base = 0;
     alone("a");
     load(g, "a");
     steps(g, &base, streams, 2, 2);
     /* At its deadline it is still there, and takes sequences. */
-    assert_int_equal(
-        operate_until(g, UNLOAD, "a", NULL, cox_deadline_after_ms(2000), results, &err),
-        COX_REJECTED);
-    assert_non_null(strstr(err.text, "still in use by 1 sequence"));
+    assert_refused(
+        operate_until(g, UNLOAD, "a", NULL, cox_deadline_after_ms(2000), results, test_err()),
+        COX_REJECTED, "still in use by 1 sequence");
     steps(g, &base, streams, 2, 1);
     assert_int_equal(pthread_create(&unloading.thread, NULL, unload_main, &unloading), 0);
     /* A new one is refused as soon as the ranks have begun. */
     int r;
     uint64_t deadline_ns = test_patience();
     do {
-        r = step(g, &base, -1, streams + 2, 1, &err);
+        r = step(g, &base, -1, streams + 2, 1, test_err());
         if (r == 0) {
             other = stream_of(1, "a");
-            r = step(g, &base, 1, streams + 1, 1, &err);
+            r = step(g, &base, 1, streams + 1, 1, test_err());
             assert_int_equal(r, 0);
             plain.count = 3;
         }
         assert_true(cox_now_ns() < deadline_ns);
     } while (r == 0);
-    assert_int_equal(r, COX_REJECTED);
-    assert_non_null(strstr(err.text, "the LoRA adapter 'a' is being unloaded"));
+    assert_refused(r, COX_REJECTED, "the LoRA adapter 'a' is being unloaded");
     /* The live one continues, also when it is announced again. */
     base = 0;
     steps(g, &base, streams, 2, 2);
@@ -527,15 +414,14 @@ TEST(m13_unload_waits_until_no_sequence_has_the_adapter)
     plain.known = false;
     plain.id = 1000;
     plain.slot = 3;
-    assert_int_equal(step(g, &base, 0, streams + 1, 1, &err), 0);
+    assert_ok(step(g, &base, 0, streams + 1, 1, test_err()));
     pthread_join(unloading.thread, NULL);
     if (unloading.result)
         fail_msg("%s", unloading.err.text);
     other.known = false;
-    assert_int_equal(step(g, &base, -1, streams + 2, 1, &err), COX_REJECTED);
-    assert_non_null(strstr(err.text, "there is no LoRA adapter 'a' here"));
+    assert_refused(step(g, &base, -1, streams + 2, 1, test_err()), COX_REJECTED,
+                   "there is no LoRA adapter 'a' here");
     load(g, "a");
-    test_group_free(g);
 }
 
 /* ---- loads beside steps ---- */
@@ -567,9 +453,8 @@ static void *loading_main(void *context)
 
 TEST(m13_adapters_come_and_go_while_steps_run)
 {
-    struct test_group *g = group_start(2);
+    OWN_GROUP *g = group_start(2);
     struct loading loading = {.group = g};
-    struct cox_error err;
     uint64_t base = 0, rounds = 0;
     alone("a");
     alone(NULL);
@@ -580,8 +465,7 @@ TEST(m13_adapters_come_and_go_while_steps_run)
         struct stream *streams[] = {&own[0], &own[1]};
         base = 0;
         for (uint32_t i = 0; i < STEP_COUNT; i++)
-            if (step(g, &base, -1, streams, 2, &err))
-                fail_msg("%s", err.text);
+            assert_ok(step(g, &base, -1, streams, 2, test_err()));
         expect_alone(&own[0]);
         expect_alone(&own[1]);
         rounds++;
@@ -590,7 +474,6 @@ TEST(m13_adapters_come_and_go_while_steps_run)
     if (loading.result)
         fail_msg("%s", loading.err.text);
     assert_true(rounds > 0);
-    test_group_free(g);
 }
 
 /* ---- ranks that agree ---- */
@@ -602,6 +485,21 @@ static struct cox_lora *lora_of(struct test_group *group)
     assert_int_equal(cox_lora_new(test_group_executor(group), &log, &lora), 0);
     return lora;
 }
+
+/* Over a group of 2 with the adapters of ranks that agree; results is for one operation. */
+#define LORA_TEST(name)                                                                            \
+    static void name##_in(struct test_group *g, struct cox_lora *lora,                             \
+                          struct cox_lora_result *results);                                        \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        OWN_GROUP *g = group_start(2);                                                             \
+        struct cox_lora *lora = lora_of(g);                                                        \
+        struct cox_lora_result results[RANK_COUNT_MAX];                                            \
+        name##_in(g, lora, results);                                                               \
+        cox_lora_free(lora);                                                                       \
+    }                                                                                              \
+    static void name##_in(__attribute__((unused)) struct test_group *g, struct cox_lora *lora,     \
+                          struct cox_lora_result *results)
 
 static void expect_list(struct cox_lora *lora, const char *expected)
 {
@@ -626,63 +524,54 @@ static int lora_load(struct cox_lora *lora, const char *name, const char *path,
 TEST(m13_what_one_rank_refuses_no_rank_keeps)
 {
     struct cox_lora_result results[RANK_COUNT_MAX];
-    struct cox_error err;
     char link[80];
     for (uint32_t has = 0; has < 2; has++) {
-        struct test_group *g = group_start(2);
+        OWN_GROUP *g = group_start(2);
         struct cox_lora *lora = lora_of(g);
         snprintf(link, sizeof link, "%s/%" PRIu32 "/adapter", root, has);
         assert_int_equal(symlink(path_of("a"), link), 0);
-        assert_int_equal(lora_load(lora, "a", "/proc/self/cwd/adapter", results, &err),
+        assert_int_equal(lora_load(lora, "a", "/proc/self/cwd/adapter", results, test_err()),
                          COX_INVALID);
         assert_int_equal(results[has].status, STATUS(LORA_CMD_SUCCESS));
         assert_int_equal(results[1 - has].status, STATUS(INVALID_LORA_PATH));
         expect_list(lora, "");
         expect_status(g, UNLOAD, "a", NULL, STATUS(INVALID_LORA_ID), "");
         /* What there was stays where its name is asked for again. */
-        assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), 0);
-        assert_int_equal(lora_load(lora, "a", path_of("b"), results, &err), COX_REJECTED);
+        assert_ok(lora_load(lora, "a", path_of("a"), results, test_err()));
+        assert_int_equal(lora_load(lora, "a", path_of("b"), results, test_err()), COX_REJECTED);
         assert_int_equal(results[0].status, STATUS(DUPLICATED_LORA_ID));
         expect_list(lora, "a loaded 0");
-        assert_int_equal(lora_load(lora, "b", "relative", results, &err), COX_INVALID);
+        assert_int_equal(lora_load(lora, "b", "relative", results, test_err()), COX_INVALID);
         assert_int_equal(unlink(link), 0);
         cox_lora_free(lora);
-        test_group_free(g);
     }
 }
 
 /* A rank owes the reply to something else: an order finds no room until its deadline. */
-TEST(m13_an_order_that_reached_no_rank_changes_nothing)
+LORA_TEST(m13_an_order_that_reached_no_rank_changes_nothing)
 {
     test_needs_processes();
-    struct test_group *g = group_start(2);
-    struct cox_lora *lora = lora_of(g);
-    struct cox_lora_result results[RANK_COUNT_MAX];
-    struct cox_error err;
     const pid_t pid = cox_executor_pid(test_group_executor(g), 1);
-    assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), 0);
+    assert_ok(lora_load(lora, "a", path_of("a"), results, test_err()));
     test_stop_process(pid);
-    assert_int_equal(operate_until(g, 9, "x", NULL, cox_deadline_after_ms(1000), results, &err),
-                     COX_TIMEOUT);
+    assert_int_equal(
+        operate_until(g, 9, "x", NULL, cox_deadline_after_ms(1000), results, test_err()),
+        COX_TIMEOUT);
     assert_true(results[1].asked); /* in time, also on a busy machine */
     for (int unloads = 0; unloads < 2; unloads++) {
         const uint64_t soon = cox_deadline_after_ms(50);
-        int r = unloads ? cox_lora_unload(lora, "a", soon, results, &err)
-                        : cox_lora_load(lora, "b", path_of("b"), soon, results, &err);
+        int r = unloads ? cox_lora_unload(lora, "a", soon, results, test_err())
+                        : cox_lora_load(lora, "b", path_of("b"), soon, results, test_err());
         assert_int_not_equal(r, 0);
         assert_int_equal(results[0].status, -1);
         assert_false(results[0].asked || results[1].asked);
         expect_list(lora, "a loaded 0");
     }
-    assert_int_equal(cox_lora_take(lora, "a", &err), 0);
+    assert_ok(cox_lora_take(lora, "a", test_err()));
     cox_lora_give(lora, "a");
     assert_int_equal(kill(pid, SIGCONT), 0);
-    err = (struct cox_error){0};
-    if (cox_lora_unload(lora, "a", test_patience(), results, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_lora_unload(lora, "a", test_patience(), results, test_err()));
     expect_list(lora, "");
-    cox_lora_free(lora);
-    test_group_free(g);
 }
 
 static void *give_main(void *context)
@@ -691,62 +580,45 @@ static void *give_main(void *context)
     return NULL;
 }
 
-TEST(m13_an_adapter_that_prompts_use_stays)
+LORA_TEST(m13_an_adapter_that_prompts_use_stays)
 {
-    struct test_group *g = group_start(2);
-    struct cox_lora *lora = lora_of(g);
-    struct cox_lora_result results[RANK_COUNT_MAX];
-    struct cox_error err = {0};
     pthread_t thread;
-    assert_int_equal(cox_lora_take(lora, "a", &err), COX_INVALID);
-    assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), 0);
-    assert_int_equal(cox_lora_take(lora, "a", &err), 0);
+    assert_int_equal(cox_lora_take(lora, "a", test_err()), COX_INVALID);
+    assert_ok(lora_load(lora, "a", path_of("a"), results, test_err()));
+    assert_ok(cox_lora_take(lora, "a", test_err()));
     expect_list(lora, "a loaded 1");
-    assert_int_equal(cox_lora_unload(lora, "a", cox_deadline_after_ms(50), results, &err),
-                     COX_BUSY);
-    assert_non_null(strstr(err.text, "still in use by 1 prompt"));
+    assert_refused(cox_lora_unload(lora, "a", cox_deadline_after_ms(50), results, test_err()),
+                   COX_BUSY, "still in use by 1 prompt");
     assert_int_equal(results[0].status, -1);
     expect_list(lora, "a loaded 1");
     assert_int_equal(pthread_create(&thread, NULL, give_main, lora), 0);
-    err = (struct cox_error){0};
-    if (cox_lora_unload(lora, "a", test_patience(), results, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_lora_unload(lora, "a", test_patience(), results, test_err()));
     pthread_join(thread, NULL);
     expect_list(lora, "");
     cox_lora_stop(lora);
-    assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), COX_CLOSED);
-    cox_lora_free(lora);
-    test_group_free(g);
+    assert_int_equal(lora_load(lora, "a", path_of("a"), results, test_err()), COX_CLOSED);
 }
 
 /* ---- ranks that die ---- */
 
 static void rank_replace(struct test_group *group, uint32_t rank)
 {
-    struct cox_error err = {0};
     test_await_death(group, rank);
-    if (cox_executor_restart(test_group_executor(group), rank, test_patience(), &err) ||
-        cox_executor_replay_init(test_group_executor(group), test_patience(), &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_executor_restart(test_group_executor(group), rank, test_patience(), test_err()) ||
+              cox_executor_replay_init(test_group_executor(group), test_patience(), test_err()));
 }
 
 static void lora_replay(struct cox_lora *lora)
 {
-    struct cox_error err = {0};
-    if (cox_lora_replay(lora, test_patience(), &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_lora_replay(lora, test_patience(), test_err()));
 }
 
-TEST(m13_p8_a_replaced_rank_gets_the_adapters_again)
+LORA_TEST(m13_p8_a_replaced_rank_gets_the_adapters_again)
 {
-    struct test_group *g = group_start(2);
-    struct cox_lora *lora = lora_of(g);
-    struct cox_lora_result results[RANK_COUNT_MAX];
-    struct cox_error err;
     alone("a");
     alone("b");
-    assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), 0);
-    assert_int_equal(lora_load(lora, "b", path_of("b"), results, &err), 0);
+    assert_ok(lora_load(lora, "a", path_of("a"), results, test_err()));
+    assert_ok(lora_load(lora, "b", path_of("b"), results, test_err()));
     for (uint32_t victim = 0; victim < 2; victim++) {
         struct stream own[] = {stream_of(0, "a"), stream_of(1, "b")};
         struct stream *streams[] = {&own[0], &own[1]};
@@ -756,7 +628,7 @@ TEST(m13_p8_a_replaced_rank_gets_the_adapters_again)
         rank_replace(g, victim);
         base = 0;
         /* The rank that has none says so, or the other one first that it was left alone. */
-        int r = step(g, &base, -1, streams, 2, &err);
+        int r = step(g, &base, -1, streams, 2, test_err());
         assert_true(r == COX_REJECTED || r == COX_ABORTED);
         lora_replay(lora);
         expect_list(lora, "a loaded 0, b loaded 0");
@@ -764,8 +636,6 @@ TEST(m13_p8_a_replaced_rank_gets_the_adapters_again)
         expect_alone(&own[0]);
         expect_alone(&own[1]);
     }
-    cox_lora_free(lora);
-    test_group_free(g);
 }
 
 struct dying {
@@ -794,59 +664,49 @@ TEST(m13_p8_a_name_in_use_has_the_same_files_on_every_rank)
 {
     alone("a");
     for (uint32_t n = 1; n <= 2; n++) {
-        struct test_group *g = group_start(n);
+        OWN_GROUP *g = group_start(n);
         struct cox_lora *lora = lora_of(g);
         struct cox_lora_result results[RANK_COUNT_MAX];
         struct stream stream = stream_of(0, "a"), *streams[] = {&stream};
-        struct cox_error err;
         uint64_t base = 0;
-        assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), 0);
+        assert_ok(lora_load(lora, "a", path_of("a"), results, test_err()));
         assert_int_equal(kill(cox_executor_pid(test_group_executor(g), n - 1), SIGKILL), 0);
         rank_replace(g, n - 1);
-        assert_int_equal(lora_load(lora, "a", path_of("b"), results, &err), COX_REJECTED);
-        assert_non_null(strstr(err.text, "DUPLICATED_LORA_ID"));
+        assert_refused(lora_load(lora, "a", path_of("b"), results, test_err()), COX_REJECTED,
+                       "DUPLICATED_LORA_ID");
         lora_replay(lora);
         expect_list(lora, "a loaded 0");
         steps(g, &base, streams, 1, STEP_COUNT);
         expect_alone(&stream);
         cox_lora_free(lora);
-        test_group_free(g);
     }
 }
 
 /* What is settled first has taken all of the order's time: the order itself was not begun. */
-TEST(m13_p8_an_order_behind_one_that_cannot_be_settled_is_not_begun)
+LORA_TEST(m13_p8_an_order_behind_one_that_cannot_be_settled_is_not_begun)
 {
     test_needs_processes();
-    struct test_group *g = group_start(2);
-    struct cox_lora *lora = lora_of(g);
-    struct cox_lora_result results[RANK_COUNT_MAX];
-    struct cox_error err;
-    assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), 0);
+    assert_ok(lora_load(lora, "a", path_of("a"), results, test_err()));
     test_stop_process(cox_executor_pid(test_group_executor(g), 1));
     /* Dead before it has read anything, and after the other one has. */
     struct dying dying = {g, 1};
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, dying_main, &dying), 0);
-    assert_int_equal(lora_load(lora, "b", path_of("b"), results, &err), COX_PEER_DEAD);
+    assert_int_equal(lora_load(lora, "b", path_of("b"), results, test_err()), COX_PEER_DEAD);
     pthread_join(thread, NULL);
     expect_list(lora, "a loaded 0, b unsettled 0");
     rank_replace(g, 1);
     test_stop_process(cox_executor_pid(test_group_executor(g), 1));
     for (int unloads = 0; unloads < 2; unloads++) {
         const uint64_t soon = cox_deadline_after_ms(50);
-        err = (struct cox_error){0};
-        int r = unloads ? cox_lora_unload(lora, "a", soon, results, &err)
-                        : cox_lora_load(lora, "c", path_of("c"), soon, results, &err);
-        assert_int_equal(r, COX_TIMEOUT);
-        assert_non_null(strstr(err.text, "'b'"));
+        int r = unloads ? cox_lora_unload(lora, "a", soon, results, test_err())
+                        : cox_lora_load(lora, "c", path_of("c"), soon, results, test_err());
+        assert_refused(r, COX_TIMEOUT, "'b'");
         expect_list(lora, "a loaded 0, b unsettled 0");
     }
     assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGCONT), 0);
     lora_replay(lora);
     expect_list(lora, "a loaded 0");
-    cox_lora_free(lora);
-    test_group_free(g);
 }
 
 struct waiting_unload {
@@ -881,13 +741,12 @@ static void await_state(struct cox_lora *lora, const char *state)
  * prompt. */
 TEST(m13_p8_an_unload_that_waits_for_prompts_lets_the_recovery_pass)
 {
-    struct test_group *g = group_start(2);
+    OWN_GROUP *g = group_start(2);
     struct waiting_unload unloading = {.lora = lora_of(g)};
     struct cox_lora_result results[RANK_COUNT_MAX];
-    struct cox_error err = {0};
     pthread_t thread;
-    assert_int_equal(lora_load(unloading.lora, "a", path_of("a"), results, &err), 0);
-    assert_int_equal(cox_lora_take(unloading.lora, "a", &err), 0);
+    assert_ok(lora_load(unloading.lora, "a", path_of("a"), results, test_err()));
+    assert_ok(cox_lora_take(unloading.lora, "a", test_err()));
     assert_int_equal(pthread_create(&thread, NULL, waiting_unload_main, &unloading), 0);
     await_state(unloading.lora, "unloading");
     assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
@@ -895,35 +754,27 @@ TEST(m13_p8_an_unload_that_waits_for_prompts_lets_the_recovery_pass)
     lora_replay(unloading.lora);
     pthread_join(thread, NULL);
     assert_int_equal(unloading.result, COX_BUSY);
-    assert_non_null(strstr(unloading.err.text, "by 1 prompt, and ranks were replaced meanwhile"));
+    assert_contains(unloading.err.text, "by 1 prompt, and ranks were replaced meanwhile");
     expect_list(unloading.lora, "a loaded 1");
     cox_lora_give(unloading.lora, "a");
-    err = (struct cox_error){0};
-    if (cox_lora_unload(unloading.lora, "a", test_patience(), results, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_lora_unload(unloading.lora, "a", test_patience(), results, test_err()));
     expect_list(unloading.lora, "");
     cox_lora_free(unloading.lora);
-    test_group_free(g);
 }
 
-TEST(m13_p8_files_that_are_gone_cost_the_group_nothing_that_is_not_used)
+LORA_TEST(m13_p8_files_that_are_gone_cost_the_group_nothing_that_is_not_used)
 {
-    struct test_group *g = group_start(2);
-    struct cox_lora *lora = lora_of(g);
-    struct cox_lora_result results[RANK_COUNT_MAX];
-    struct cox_error err;
     for (int used = 1; used >= 0; used--) {
-        assert_int_equal(lora_load(lora, "c", path_of("c"), results, &err), 0);
+        assert_ok(lora_load(lora, "c", path_of("c"), results, test_err()));
         if (used)
-            assert_int_equal(cox_lora_take(lora, "c", &err), 0);
+            assert_ok(cox_lora_take(lora, "c", test_err()));
         fixture_directory_remove(path_of("c"));
         const uint32_t victim = used ? 1 : 0;
         assert_int_equal(kill(cox_executor_pid(test_group_executor(g), victim), SIGKILL), 0);
         rank_replace(g, victim);
-        err = (struct cox_error){0};
         if (used) {
-            assert_int_equal(cox_lora_replay(lora, test_patience(), &err), COX_REJECTED);
-            assert_non_null(strstr(err.text, "'c' is not loaded again"));
+            assert_refused(cox_lora_replay(lora, test_patience(), test_err()), COX_REJECTED,
+                           "'c' is not loaded again");
             cox_lora_give(lora, "c");
         }
         lora_replay(lora);
@@ -931,32 +782,24 @@ TEST(m13_p8_files_that_are_gone_cost_the_group_nothing_that_is_not_used)
         expect_status(g, UNLOAD, "c", NULL, STATUS(INVALID_LORA_ID), "");
         adapter_write("c");
     }
-    cox_lora_free(lora);
-    test_group_free(g);
 }
 
 static void adapter_rewrite(const char *name, const char *other)
 {
     struct cox_model_config config;
-    struct cox_error err = {0};
-    if (cox_model_config_load(SHIPPED "/config.json", &config, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_model_config_load(SHIPPED "/config.json", &config, test_err()));
     for (size_t i = 0; i < ADAPTER_COUNT; i++)
         if (!strcmp(adapters[i].name, other))
             fixture_write_adapter(path_of(name), &config, &adapters[i].kind);
 }
 
 /* Under the same name: what other ranks compute with is nowhere any more. */
-TEST(m13_p8_files_that_were_changed_are_not_loaded_again)
+LORA_TEST(m13_p8_files_that_were_changed_are_not_loaded_again)
 {
-    struct test_group *g = group_start(2);
-    struct cox_lora *lora = lora_of(g);
-    struct cox_lora_result results[RANK_COUNT_MAX];
-    struct cox_error err;
     for (int used = 1; used >= 0; used--) {
-        assert_int_equal(lora_load(lora, "c", path_of("c"), results, &err), 0);
+        assert_ok(lora_load(lora, "c", path_of("c"), results, test_err()));
         if (used)
-            assert_int_equal(cox_lora_take(lora, "c", &err), 0);
+            assert_ok(cox_lora_take(lora, "c", test_err()));
         adapter_rewrite("c", "b");
         const uint32_t victim = used ? 1 : 0;
         assert_int_equal(kill(cox_executor_pid(test_group_executor(g), victim), SIGKILL), 0);
@@ -964,17 +807,14 @@ TEST(m13_p8_files_that_were_changed_are_not_loaded_again)
         if (used) {
             /* However often it is tried. */
             for (int i = 0; i < 2; i++) {
-                err = (struct cox_error){0};
-                assert_int_equal(cox_lora_replay(lora, test_patience(), &err), COX_REJECTED);
-                assert_non_null(strstr(err.text, "differ from those that other ranks have loaded"));
+                assert_refused(cox_lora_replay(lora, test_patience(), test_err()), COX_REJECTED,
+                               "differ from those that other ranks have loaded");
             }
             adapter_write("c");
             lora_replay(lora);
             expect_list(lora, "c loaded 1");
             cox_lora_give(lora, "c");
-            err = (struct cox_error){0};
-            if (cox_lora_unload(lora, "c", test_patience(), results, &err))
-                fail_msg("%s", err.text);
+            assert_ok(cox_lora_unload(lora, "c", test_patience(), results, test_err()));
         } else {
             lora_replay(lora);
             expect_list(lora, "");
@@ -982,31 +822,23 @@ TEST(m13_p8_files_that_were_changed_are_not_loaded_again)
             adapter_write("c");
         }
     }
-    cox_lora_free(lora);
-    test_group_free(g);
 }
 
 /* Each rank finds other files where the path leads it: as when they are changed in the middle of a
  * load. */
-TEST(m13_ranks_that_read_other_files_keep_none)
+LORA_TEST(m13_ranks_that_read_other_files_keep_none)
 {
-    struct test_group *g = group_start(2);
-    struct cox_lora *lora = lora_of(g);
-    struct cox_lora_result results[RANK_COUNT_MAX];
-    struct cox_error err;
     char links[2][80];
     for (uint32_t rank = 0; rank < 2; rank++) {
         snprintf(links[rank], sizeof links[rank], "%s/%" PRIu32 "/adapter", root, rank);
         assert_int_equal(symlink(path_of(rank ? "b" : "a"), links[rank]), 0);
     }
-    assert_int_equal(lora_load(lora, "x", "/proc/self/cwd/adapter", results, &err), COX_REJECTED);
-    assert_non_null(strstr(err.text, "rank 1 has read other files"));
+    assert_refused(lora_load(lora, "x", "/proc/self/cwd/adapter", results, test_err()),
+                   COX_REJECTED, "rank 1 has read other files");
     expect_list(lora, "");
     expect_status(g, UNLOAD, "x", NULL, STATUS(INVALID_LORA_ID), "");
     for (uint32_t rank = 0; rank < 2; rank++)
         assert_int_equal(unlink(links[rank]), 0);
-    cox_lora_free(lora);
-    test_group_free(g);
 }
 
 /* In a load, read or published, and in an unload. What there was before is there again, what was
@@ -1027,21 +859,20 @@ TEST(m13_p8_a_rank_that_dies_in_an_operation_leaves_ranks_that_agree)
     alone("a");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct cox_lora_result results[RANK_COUNT_MAX];
-        struct cox_error err = {0};
         const uint32_t victim = strstr(cases[i].plan, "kill:1") ? 1 : 0;
         setenv("COXSWAIN_FAULT", cases[i].plan, 1);
         setenv("COXSWAIN_FAULT_INCARNATION", "1", 1);
-        struct test_group *g = group_start(2);
+        OWN_GROUP *g = group_start(2);
         unsetenv("COXSWAIN_FAULT");
         unsetenv("COXSWAIN_FAULT_INCARNATION");
         struct cox_lora *lora = lora_of(g);
-        assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), 0);
-        int r = cases[i].unloads ? cox_lora_unload(lora, "a", test_patience(), results, &err)
-                                 : lora_load(lora, "b", path_of("b"), results, &err);
+        assert_ok(lora_load(lora, "a", path_of("a"), results, test_err()));
+        int r = cases[i].unloads ? cox_lora_unload(lora, "a", test_patience(), results, test_err())
+                                 : lora_load(lora, "b", path_of("b"), results, test_err());
         if (r != COX_PEER_DEAD)
-            fail_msg("%s: %d: %s", cases[i].plan, r, err.text);
+            fail_msg("%s: %d: %s", cases[i].plan, r, test_error.text);
         expect_list(lora, cases[i].unloads ? "a unsettled 0" : "a loaded 0, b unsettled 0");
-        assert_int_equal(cox_lora_take(lora, cases[i].unloads ? "a" : "b", &err), COX_STATE);
+        assert_int_equal(cox_lora_take(lora, cases[i].unloads ? "a" : "b", test_err()), COX_STATE);
         rank_replace(g, victim);
         lora_replay(lora);
         expect_list(lora, "a loaded 0");
@@ -1050,11 +881,9 @@ TEST(m13_p8_a_rank_that_dies_in_an_operation_leaves_ranks_that_agree)
         steps(g, &base, streams, 1, STEP_COUNT);
         expect_alone(&stream);
         /* No rank has b: there is room for it, and it is not there twice. */
-        err = (struct cox_error){0};
-        if (lora_load(lora, "b", path_of("b"), results, &err))
-            fail_msg("%s: %s", cases[i].plan, err.text);
+        if (lora_load(lora, "b", path_of("b"), results, test_err()))
+            fail_msg("%s: %s", cases[i].plan, test_error.text);
         cox_lora_free(lora);
-        test_group_free(g);
     }
 }
 
@@ -1062,8 +891,5 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "worker") == 0)
         return worker_main(argc, argv);
-    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    if (length < 0)
-        return 1;
     return test_run(files_create, files_remove);
 }

@@ -1,39 +1,26 @@
 /* The operations of the protocol with real workers: what every rank replies, merged, and what each
  * type means. */
-#include "coordinator/executor/core.h"
 #include "coordinator/executor/requests_internal.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 #include "testing.h"
-
-#include <coxswain/requests.h>
-
-#include <inttypes.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 
 static void init_group(struct test_group *g)
 {
     struct cox_init_summary summary;
-    struct cox_error err = {0};
-    int r = cox_executor_init(test_group_executor(g), NULL, 0, test_patience(), &summary, &err);
-    if (r)
-        fail_msg("init: %d: %s", r, err.text);
+    assert_ok(
+        cox_executor_init(test_group_executor(g), NULL, 0, test_patience(), &summary, test_err()));
 }
 
 /* What a rank says to `tell`. */
 static void expect_told(struct test_group *g, uint32_t rank, const char *what, const char *expected)
 {
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     assert_int_equal(test_call_how(g, &c, &how, "tell %s", what), 0);
     assert_string_equal(c.ranks[rank].bytes, expected);
-    test_completion_deinit(&c);
 }
 
 /* ---- init ---- */
@@ -47,10 +34,8 @@ GROUPS_TEST(m6_init_takes_the_smallest_of_all_ranks)
                                               {"early", "1,2,3"},
                                               {"unknown", ""}};
     struct cox_init_summary s;
-    struct cox_error err = {0};
-    assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_INIT);
-    assert_int_equal(
-        cox_executor_init(test_group_executor(g), config, 6, test_patience(), &s, &err), 0);
+    assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_INIT);
+    assert_ok(cox_executor_init(executor, config, 6, test_patience(), &s, test_err()));
     assert_int_equal(s.npu_block_count, 2000 - (n - 1));
     assert_int_equal(s.cpu_block_count, 300);
     assert_int_equal(s.max_position_embeddings, n == 1 ? 4097 : 4095);
@@ -64,10 +49,9 @@ GROUPS_TEST(m6_init_takes_the_smallest_of_all_ranks)
         assert_int_equal(s.kv_caches[i].compression_ratio, i + 1);
         assert_int_equal(s.kv_caches[i].cache_type, i);
     }
-    assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_NORMAL);
+    assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_NORMAL);
     /* Without what is optional; a second init is fine. */
-    assert_int_equal(cox_executor_init(test_group_executor(g), NULL, 0, test_patience(), &s, &err),
-                     0);
+    assert_ok(cox_executor_init(executor, NULL, 0, test_patience(), &s, test_err()));
     assert_int_equal(s.start_thinking_id, -1);
     assert_int_equal(s.stop_thinking_id, -1);
     assert_string_equal(s.early_stopping_ids, "");
@@ -91,15 +75,14 @@ GROUP_TEST(m6_init_that_cannot_be_merged_is_refused, 4)
         struct cox_init_summary summary;
         memset(&summary, 0x5a, sizeof summary);
         const struct cox_init_summary untouched = summary;
-        struct cox_error err = {0};
         assert_int_equal(
-            cox_executor_init(test_group_executor(g), config, 1, test_patience(), &summary, &err),
+            cox_executor_init(executor, config, 1, test_patience(), &summary, test_err()),
             cases[i].code);
-        assert_int_equal(err.code, cases[i].code);
+        assert_int_equal(test_error.code, cases[i].code);
         for (size_t k = 0; k < 3; k++)
-            assert_contains(err.text, cases[i].says[k]);
+            assert_contains(test_error.text, cases[i].says[k]);
         assert_memory_equal(&summary, &untouched, sizeof summary);
-        assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_INIT);
+        assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_INIT);
     }
     init_group(g);
 }
@@ -231,7 +214,7 @@ TEST(m7_every_type_is_called_as_it_is_meant)
     if (TYPE_COUNT - UNKNOWN_COUNT != coxswain__execute_type__descriptor.n_values)
         fail_msg("`types` has %zu types, ExecuteType %u: add a row for each new operation",
                  TYPE_COUNT - UNKNOWN_COUNT, coxswain__execute_type__descriptor.n_values);
-    struct test_group *g = test_group_start(2, NULL);
+    OWN_GROUP *g = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(g);
     for (size_t row = 0; row < TYPE_COUNT; row++) {
         const struct type_row *type = &types[row];
@@ -255,32 +238,29 @@ TEST(m7_every_type_is_called_as_it_is_meant)
                              COX_INVALID);
         }
     }
-    test_group_free(g);
 }
 
 GROUP_TEST(m7_every_type_is_submitted_as_it_is_meant, 2)
 {
-    struct cox_executor *executor = test_group_executor(g);
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_TRANSFER, test_handler, g), 0);
     size_t n = 0;
     for (size_t row = 0; row < TYPE_COUNT; row++) {
         const struct type_row *type = &types[row];
         struct any_request any;
-        struct cox_error err = {0};
         const Coxswain__ExecuteRequest *request = any_request(&any, type->type);
         const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                    .deadline_ns = test_patience()};
         uint64_t sequence = 0;
         int r;
         do /* a rank may still owe the reply to the type before, which another rank has refused */
-            r = cox_executor_submit(executor, request, &options, &sequence, &err);
+            r = cox_executor_submit(executor, request, &options, &sequence, test_err());
         while (r == COX_LATE && cox_now_ns() < options.deadline_ns);
         bool accepted = type->meaning == ASYNC || type->meaning == NO_REPLY;
         assert_int_equal(r, accepted ? 0 : COX_INVALID);
         assert_true(accepted == (sequence > 0));
         if (type->meaning == SYNC)
-            assert_contains(err.text, "use call");
+            assert_contains(test_error.text, "use call");
         if (type->meaning == ASYNC) {
             const struct test_completion *c = test_await(g, n++);
             assert_int_equal(c->type, type->type);
@@ -291,11 +271,10 @@ GROUP_TEST(m7_every_type_is_submitted_as_it_is_meant, 2)
     }
     /* No-reply requests, more of them than frames: each is done, and nothing is reported. */
     for (int i = 0; i < 50; i++) {
-        struct cox_error err = {0};
         const int64_t ids[] = {1, 2, 3};
-        assert_int_equal(cox_executor_cleanup(executor, ids, 3, test_patience(), &err), 0);
+        assert_ok(cox_executor_cleanup(executor, ids, 3, test_patience(), test_err()));
         Coxswain__PDLinkRequest link = COXSWAIN__PDLINK_REQUEST__INIT;
-        assert_int_equal(cox_executor_link(executor, &link, test_patience(), &err), 0);
+        assert_ok(cox_executor_link(executor, &link, test_patience(), test_err()));
     }
     test_expect_echo(g, "behind all that");
     assert_int_equal(test_completion_count(g), n);
@@ -304,20 +283,17 @@ GROUP_TEST(m7_every_type_is_submitted_as_it_is_meant, 2)
 TEST(m7_a_worker_without_callbacks_replies_unsupported)
 {
     const char *const command[] = {test_worker_program(), "mute", NULL};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = command};
-    struct test_group *g = test_group_start(2, &options);
+    OWN_GROUP *g = test_group_start(2, START_WITH(.workers.command = command));
     for (size_t row = 0; row < TYPE_COUNT; row++) {
         const struct type_row *type = &types[row];
         struct any_request any;
         const Coxswain__ExecuteRequest *request = any_request(&any, type->type);
-        const struct cox_submit_options submit = {
-            .size = sizeof(struct cox_submit_options),
-            .gather = type->meaning == NO_REPLY ? COX_GATHER_NONE : COX_GATHER_ALL,
-            .deadline_ns = test_patience(),
-        };
         struct seen seen = {0};
-        int r = cox_executor_call(test_group_executor(g), request, &submit, see, &seen, NULL);
+        int r = cox_executor_call(
+            test_group_executor(g), request,
+            SUBMIT_WITH(.gather = type->meaning == NO_REPLY ? COX_GATHER_NONE : COX_GATHER_ALL,
+                        .deadline_ns = test_patience()),
+            see, &seen, NULL);
         if (type->meaning == REFUSED)
             assert_int_equal(r, COX_INVALID);
         else
@@ -333,22 +309,18 @@ TEST(m7_a_worker_without_callbacks_replies_unsupported)
         COX_REJECTED);
     assert_int_equal(statuses[1], COXSWAIN__LORA_OPERATION_STATUS__UNSUPPORT_CMD);
     struct cox_recover_result results[2];
-    struct cox_error err = {0};
     assert_int_equal(cox_executor_recover(test_group_executor(g), COX_RECOVER_CLEAR,
-                                          test_patience(), results, &err),
+                                          test_patience(), results, test_err()),
                      COX_REJECTED);
     assert_int_equal(results[0].result, COX_UNSUPPORTED);
     struct cox_init_summary summary;
-    err = (struct cox_error){0};
-    assert_int_equal(
-        cox_executor_init(test_group_executor(g), NULL, 0, test_patience(), &summary, &err), 0);
+    assert_ok(
+        cox_executor_init(test_group_executor(g), NULL, 0, test_patience(), &summary, test_err()));
     assert_int_equal(summary.npu_block_count, 0);
     const struct cox_config_entry config[] = {{"model", "/m"}};
-    assert_int_equal(
-        cox_executor_init(test_group_executor(g), config, 1, test_patience(), &summary, &err),
-        COX_REJECTED);
-    assert_contains(err.text, "no init callback, and so cannot take 'model'");
-    test_group_free(g);
+    assert_refused(
+        cox_executor_init(test_group_executor(g), config, 1, test_patience(), &summary, test_err()),
+        COX_REJECTED, "no init callback, and so cannot take 'model'");
 }
 
 /* Not only where a legacy worker would die of it. */
@@ -360,16 +332,14 @@ GROUP_TEST(m7_strings_that_are_no_utf8_are_refused_in_any_group, 2)
     Coxswain__PDLinkRequest__PDLinkInfo info = COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
     Coxswain__PDLinkRequest__PDLinkInfo *infos[] = {&info};
     Coxswain__PDLinkRequest link = COXSWAIN__PDLINK_REQUEST__INIT;
-    struct cox_error err = {0};
     host.cluster_id = (char[]){"cluster-\xc0\xaf"};
     remote.n_host_info = info.n_link_info = link.n_pd_link_info = 1;
     remote.host_info = hosts;
     info.link_info = remotes;
     link.pd_link_info = infos;
-    assert_int_equal(cox_executor_link(test_group_executor(g), &link, test_patience(), &err),
-                     COX_INVALID);
+    assert_int_equal(cox_executor_link(executor, &link, test_patience(), test_err()), COX_INVALID);
     assert_contains(
-        err.text,
+        test_error.text,
         "pd_link_request.pd_link_info[0].link_info[0].host_info[0].cluster_id is no UTF-8: the byte 0xc0 at offset 8");
     assert_int_equal(test_call(g, NULL, "echo x"), 0);
 }
@@ -381,11 +351,10 @@ GROUPS_TEST(m9_a_fault_of_any_rank_arrives_with_its_rank)
     /* Alone, and inside a request that still replies. */
     for (uint32_t rank = 0; rank < n; rank++) {
         char expected[64];
-        struct test_completion c;
+        OWN_COMPLETION c = {0};
         assert_int_equal(
             test_call(g, &c, "only %" PRIu32 " fault ECC error in bank %" PRIu32, rank, rank), 0);
         assert_string_equal(c.ranks[rank].bytes, "reported");
-        test_completion_deinit(&c);
         test_await_faults(g, rank + 1);
         snprintf(expected, sizeof expected, "%" PRIu32 " ECC error in bank %" PRIu32, rank, rank);
         assert_string_equal(test_fault(g, rank), expected);
@@ -421,31 +390,28 @@ static bool has_text(char **texts, size_t count, const char *text)
 
 GROUPS_TEST(m10_link_status_merges_the_lists_of_every_rank)
 {
-    struct cox_executor *executor = test_group_executor(g);
     Coxswain__PDLinkRequest__PDLinkInfo info = COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
     Coxswain__PDLinkRequest__PDLinkInfo *infos[] = {&info};
     Coxswain__RemoteInfo remote = COXSWAIN__REMOTE_INFO__INIT;
     Coxswain__RemoteInfo *remotes[] = {&remote};
     Coxswain__PDLinkRequest link = COXSWAIN__PDLINK_REQUEST__INIT;
-    struct cox_error err = {0};
     link.n_pd_link_info = 1;
     link.pd_link_info = infos;
     info.has_pd_role = info.has_change_role = 1;
     info.pd_role = COXSWAIN__PDROLE__PREFILL_ROLE;
     info.n_link_info = 1;
     info.link_info = remotes;
-    assert_int_equal(cox_executor_link(executor, &link, test_patience(), &err), 0); /* link */
+    assert_ok(cox_executor_link(executor, &link, test_patience(), test_err())); /* link */
     info.n_link_info = 0;
     info.n_unlink_info = 1;
     info.unlink_info = remotes;
-    assert_int_equal(cox_executor_link(executor, &link, test_patience(), &err), 0); /* unlink */
+    assert_ok(cox_executor_link(executor, &link, test_patience(), test_err())); /* unlink */
     info.n_unlink_info = 0;
     info.change_role = 1;
     info.pd_role = COXSWAIN__PDROLE__DECODE_ROLE;
-    assert_int_equal(cox_executor_link(executor, &link, test_patience(), &err),
-                     0); /* another role */
+    assert_ok(cox_executor_link(executor, &link, test_patience(), test_err())); /* another role */
     struct cox_link_status s;
-    assert_int_equal(cox_executor_link_status(executor, test_patience(), &s, &err), 0);
+    assert_ok(cox_executor_link_status(executor, test_patience(), &s, test_err()));
     assert_int_equal(s.failed_count, 1);
     assert_string_equal(s.failed[0].cluster_id, "broken");
     assert_int_equal(s.failed[0].code, 2001);
@@ -509,11 +475,9 @@ GROUPS_TEST(m11_pull_has_a_result_per_request)
     struct pull pull;
     struct cox_pull_result *results = NULL;
     size_t count = 0;
-    struct cox_error err = {0};
     pull_fill(&pull, ids, 8);
-    assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request, test_patience(),
-                                          &results, &count, &err),
-                     0);
+    assert_ok(cox_executor_pull_kv(executor, &pull.request, test_patience(), &results, &count,
+                                   test_err()));
     assert_int_equal(count, 8);
     for (size_t i = 0; i < 8; i++) {
         assert_string_equal(results[i].request_id, ids[i]);
@@ -521,9 +485,8 @@ GROUPS_TEST(m11_pull_has_a_result_per_request)
     }
     free(results);
     pull_fill(&pull, ids, 2);
-    assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request, test_patience(),
-                                          &results, &count, &err),
-                     0);
+    assert_ok(cox_executor_pull_kv(executor, &pull.request, test_patience(), &results, &count,
+                                   test_err()));
     free(results);
     for (uint32_t rank = 0; rank < n; rank++)
         expect_told(g, rank, "pulls",
@@ -541,16 +504,15 @@ GROUP_TEST(m11_pulls_of_one_id_or_of_none_are_refused_before_they_are_sent, 2)
         struct pull pull;
         struct cox_pull_result *results = NULL;
         size_t count = 0;
-        struct cox_error err = {0};
         pull_fill(&pull, cases[i].ids, 3);
-        assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request,
-                                              test_patience(), &results, &count, &err),
+        assert_int_equal(cox_executor_pull_kv(executor, &pull.request, test_patience(), &results,
+                                              &count, test_err()),
                          COX_INVALID);
-        assert_string_equal(err.text, cases[i].text);
+        assert_string_equal(test_error.text, cases[i].text);
         assert_null(results);
     }
     struct cox_channel_stats stats;
-    cox_executor_stats(test_group_executor(g), COX_CHANNEL_TRANSFER, &stats);
+    cox_executor_stats(executor, COX_CHANNEL_TRANSFER, &stats);
     assert_int_equal(stats.submitted, 0);
 }
 
@@ -566,7 +528,6 @@ static int recover(struct test_group *g, enum cox_recover_command command,
 GROUP_TEST(m12_the_state_gate, 4)
 {
     struct cox_recover_result results[4];
-    struct cox_error err;
     /* How a state is reached from INIT, and what is legal there. */
     static const struct {
         enum cox_engine_state state;
@@ -588,17 +549,17 @@ GROUP_TEST(m12_the_state_gate, 4)
             if (row > 0)
                 init_group(g);
             for (int i = 0; rows[row].path[i] >= 0; i++)
-                assert_int_equal(
-                    recover(g, (enum cox_recover_command)rows[row].path[i], results, &err), 0);
-            assert_int_equal(cox_executor_engine_state(test_group_executor(g)), rows[row].state);
-            int r = recover(g, (enum cox_recover_command)command, results, &err);
+                assert_ok(
+                    recover(g, (enum cox_recover_command)rows[row].path[i], results, test_err()));
+            assert_int_equal(cox_executor_engine_state(executor), rows[row].state);
+            int r = recover(g, (enum cox_recover_command)command, results, test_err());
             assert_int_equal(r, rows[row].legal[command] ? 0 : COX_STATE);
             enum cox_engine_state after =
                 r || command == COX_RECOVER_CLEAR ? rows[row].state : to[command];
-            assert_int_equal(cox_executor_engine_state(test_group_executor(g)), after);
+            assert_int_equal(cox_executor_engine_state(executor), after);
             if (r == COX_STATE) {
-                assert_contains(err.text, cox_engine_state_name(rows[row].state));
-                assert_contains(err.text,
+                assert_contains(test_error.text, cox_engine_state_name(rows[row].state));
+                assert_contains(test_error.text,
                                 cox_recover_command_name((enum cox_recover_command)command));
             }
             for (uint32_t rank = 0; rank < 4; rank++) {
@@ -611,13 +572,12 @@ GROUP_TEST(m12_the_state_gate, 4)
 GROUPS_TEST(m12_every_command_reaches_every_rank_in_order)
 {
     struct cox_recover_result results[8];
-    struct cox_error err;
     init_group(g);
     static const enum cox_recover_command all[] = {COX_RECOVER_PAUSE,     COX_RECOVER_CLEAR,
                                                    COX_RECOVER_REINIT,    COX_RECOVER_START,
                                                    COX_RECOVER_PAUSE_NET, COX_RECOVER_START};
     for (size_t i = 0; i < 6; i++)
-        assert_int_equal(recover(g, all[i], results, &err), 0);
+        assert_ok(recover(g, all[i], results, test_err()));
     for (uint32_t rank = 0; rank < n; rank++)
         expect_told(g, rank, "log", "pause;clear;reinit;start;pause_net;start;");
 }
@@ -626,55 +586,51 @@ GROUP_TEST(m12_a_rank_that_fails_or_is_silent_is_a_failure, 4)
 {
     struct test_pipe *pipe = test_pipe_new();
     struct cox_recover_result results[4];
-    struct cox_error err;
     init_group(g);
     /* A result other than 0: told per rank, the others' kept, the state stays. */
     assert_int_equal(test_call(g, NULL, "only 2 recover pause 507 HCCL is stuck"), 0);
-    assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), COX_REJECTED);
-    assert_contains(err.text, "rank 2 replied 507: HCCL is stuck");
+    assert_refused(recover(g, COX_RECOVER_PAUSE, results, test_err()), COX_REJECTED,
+                   "rank 2 replied 507: HCCL is stuck");
     for (uint32_t rank = 0; rank < 4; rank++)
         assert_int_equal(results[rank].result, rank == 2 ? 507 : 0);
     assert_string_equal(results[2].text, "HCCL is stuck");
-    assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_NORMAL);
+    assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_NORMAL);
     /* No reply in time. */
     assert_int_equal(test_call(g, NULL, "only 1 recover pause block %s", test_pipe_path(pipe)), 0);
-    err.code = 0;
-    assert_int_equal(cox_executor_recover(test_group_executor(g), COX_RECOVER_PAUSE,
-                                          cox_deadline_after_ms(50), results, &err),
+    assert_int_equal(cox_executor_recover(executor, COX_RECOVER_PAUSE, cox_deadline_after_ms(50),
+                                          results, test_err()),
                      COX_TIMEOUT);
     assert_int_equal(results[1].result, -1);
     assert_contains(results[1].text, "had not replied");
-    assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_NORMAL);
+    assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_NORMAL);
     test_pipe_release(pipe, 1);
-    assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), 0);
+    assert_ok(recover(g, COX_RECOVER_PAUSE, results, test_err()));
     /* A death. */
     assert_int_equal(test_call(g, NULL, "only 3 recover reinit block %s", test_pipe_path(pipe)), 0);
-    assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 3), SIGKILL), 0);
-    assert_int_equal(recover(g, COX_RECOVER_REINIT, results, &err), COX_PEER_DEAD);
+    assert_int_equal(kill(cox_executor_pid(executor, 3), SIGKILL), 0);
+    assert_int_equal(recover(g, COX_RECOVER_REINIT, results, test_err()), COX_PEER_DEAD);
     assert_int_equal(results[3].result, -1);
-    assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_PAUSE);
+    assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_PAUSE);
 }
 
 GROUP_TEST(m12_a_pause_that_came_to_some_ranks_only_is_undone_by_start, 4)
 {
-    struct cox_executor *executor = test_group_executor(g);
     struct cox_recover_result results[4];
-    struct cox_error err = {0};
     init_group(g);
-    assert_int_equal(recover(g, COX_RECOVER_START, results, &err), COX_STATE);
+    assert_int_equal(recover(g, COX_RECOVER_START, results, test_err()), COX_STATE);
     assert_string_equal(results[0].text, "not asked");
     assert_int_equal(test_call(g, NULL, "only 2 recover pause 507 HCCL is stuck"), 0);
-    assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), COX_REJECTED);
+    assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, test_err()), COX_REJECTED);
     assert_true(cox_executor_partially_paused(executor));
-    assert_int_equal(recover(g, COX_RECOVER_REINIT, results, &err), COX_STATE);
-    assert_contains(err.text, "legal are pause, pause-net, clear, start");
-    assert_int_equal(recover(g, COX_RECOVER_START, results, &err), 0);
+    assert_refused(recover(g, COX_RECOVER_REINIT, results, test_err()), COX_STATE,
+                   "legal are pause, pause-net, clear, start");
+    assert_ok(recover(g, COX_RECOVER_START, results, test_err()));
     assert_false(cox_executor_partially_paused(executor));
     assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_NORMAL);
-    assert_int_equal(recover(g, COX_RECOVER_START, results, &err), COX_STATE);
+    assert_int_equal(recover(g, COX_RECOVER_START, results, test_err()), COX_STATE);
     /* None of them is, if none has taken it. */
     assert_int_equal(test_call(g, NULL, "recover pause 5 no"), 0);
-    assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), COX_REJECTED);
+    assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, test_err()), COX_REJECTED);
     assert_false(cox_executor_partially_paused(executor));
 }
 
@@ -687,19 +643,16 @@ static void *pause_main(void *argument)
 {
     struct other_thread *other = argument;
     struct cox_recover_result results[2];
-    struct cox_error err;
-    other->result = recover(other->group, COX_RECOVER_PAUSE, results, &err);
+    other->result = recover(other->group, COX_RECOVER_PAUSE, results, test_err());
     return NULL;
 }
 
 /* A caller's deadline holds, whatever other threads call; and the state can be read meanwhile. */
 GROUP_TEST(b2_a_call_behind_another_ends_at_its_deadline, 2)
 {
-    struct cox_executor *executor = test_group_executor(g);
     struct test_pipe *pipe = test_pipe_new();
     struct other_thread other = {.group = g};
     struct cox_recover_result results[2];
-    struct cox_error err = {0};
     pthread_t thread;
     init_group(g);
     assert_int_equal(test_call(g, NULL, "recover pause block %s", test_pipe_path(pipe)), 0);
@@ -707,14 +660,13 @@ GROUP_TEST(b2_a_call_behind_another_ends_at_its_deadline, 2)
     test_await_lines(g, -1, "blocked", 2);
     uint64_t begin_ns = cox_now_ns();
     assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_NORMAL);
-    int cleared =
-        cox_executor_recover(executor, COX_RECOVER_CLEAR, cox_deadline_after_ms(30), results, &err);
+    int cleared = cox_executor_recover(executor, COX_RECOVER_CLEAR, cox_deadline_after_ms(30),
+                                       results, test_err());
     struct any_request any;
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_ALL,
-                                               .deadline_ns = cox_deadline_after_ms(30)};
-    int called = cox_executor_call(executor, any_request(&any, TYPE(CLEAR_COMMAND_EXEC)), &options,
-                                   NULL, NULL, NULL);
+    int called = cox_executor_call(
+        executor, any_request(&any, TYPE(CLEAR_COMMAND_EXEC)),
+        SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(30)), NULL, NULL,
+        NULL);
     uint64_t took_ns = cox_now_ns() - begin_ns;
     test_pipe_release(pipe, 2);
     pthread_join(thread, NULL);
@@ -728,32 +680,26 @@ GROUP_TEST(b2_a_call_behind_another_ends_at_its_deadline, 2)
 
 GROUPS_TEST(m1_recovery_and_faults_pass_a_blocked_execute_and_pull)
 {
-    struct cox_executor *executor = test_group_executor(g);
     struct test_pipe *pipe = test_pipe_new();
     struct cox_recover_result results[8];
-    struct cox_error err = {0};
     init_group(g);
     assert_int_equal(test_call(g, NULL, "pull block %s", test_pipe_path(pipe)), 0);
     struct any_request any;
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .deadline_ns = test_patience()};
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_TRANSFER, test_handler, g), 0);
-    assert_int_equal(
-        cox_executor_submit(executor, any_request(&any, TYPE(KV_TRANSFER)), &options, NULL, NULL),
-        0);
-    const struct test_how how = {.gather = COX_GATHER_ALL};
+    assert_ok(cox_executor_submit(executor, any_request(&any, TYPE(KV_TRANSFER)),
+                                  SUBMIT_WITH(.deadline_ns = test_patience()), NULL, NULL));
     /* Full to the last frame. */
     for (int i = 0; i < 4; i++)
         assert_int_equal(
-            test_submit(g, &how, i == 0 ? "block %s" : "echo %s", test_pipe_path(pipe)), 0);
-    assert_int_equal(test_submit(g, &how, "echo"), COX_FULL);
+            test_submit(g, &test_all, i == 0 ? "block %s" : "echo %s", test_pipe_path(pipe)), 0);
+    assert_int_equal(test_submit(g, &test_all, "echo"), COX_FULL);
     test_await_lines(g, -1, "blocked", 2 * n);
-    assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), 0);
-    assert_int_equal(recover(g, COX_RECOVER_CLEAR, results, &err), 0);
-    assert_int_equal(recover(g, COX_RECOVER_REINIT, results, &err), 0);
-    assert_int_equal(recover(g, COX_RECOVER_START, results, &err), 0);
+    assert_ok(recover(g, COX_RECOVER_PAUSE, results, test_err()));
+    assert_ok(recover(g, COX_RECOVER_CLEAR, results, test_err()));
+    assert_ok(recover(g, COX_RECOVER_REINIT, results, test_err()));
+    assert_ok(recover(g, COX_RECOVER_START, results, test_err()));
     struct cox_link_status links;
-    assert_int_equal(cox_executor_link_status(executor, test_patience(), &links, &err), 0);
+    assert_ok(cox_executor_link_status(executor, test_patience(), &links, test_err()));
     cox_link_status_deinit(&links);
     assert_int_equal(test_completion_count(g), 0);
     test_pipe_release(pipe, 2 * n);
@@ -782,26 +728,21 @@ GROUPS_TEST(m13_every_rank_status_is_seen)
             lora.lora_op_type =
                 one ? COXSWAIN__LORA_OPERATION_TYPE__UNLOAD : COXSWAIN__LORA_OPERATION_TYPE__LOAD;
             int32_t statuses[8];
-            struct cox_error err = {0};
-            int r =
-                cox_executor_lora(test_group_executor(g), &lora, test_patience(), statuses, &err);
+            int r = cox_executor_lora(executor, &lora, test_patience(), statuses, test_err());
             assert_int_equal(r, status ? COX_REJECTED : 0);
             for (uint32_t rank = 0; rank < n; rank++)
                 assert_int_equal(statuses[rank], one && rank != bad ? 0 : status);
             snprintf(said, sizeof said, "rank %" PRIu32 " says %s", bad, names[status]);
             if (status)
-                assert_contains(err.text, said);
+                assert_contains(test_error.text, said);
             if (status && one && n > 1)
-                assert_null(strstr(err.text, "rank 0 says"));
+                assert_null(strstr(test_error.text, "rank 0 says"));
         }
     Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
     lora.lora_name = (char *)(uintptr_t) "fail";
     int32_t statuses[8];
-    struct cox_error err = {0};
-    assert_int_equal(
-        cox_executor_lora(test_group_executor(g), &lora, test_patience(), statuses, &err),
-        COX_REJECTED);
-    assert_contains(err.text, "no room for the adapter");
+    assert_refused(cox_executor_lora(executor, &lora, test_patience(), statuses, test_err()),
+                   COX_REJECTED, "no room for the adapter");
 }
 
 /* No status of a rank is left for success. */
@@ -813,14 +754,13 @@ GROUP_TEST(m13_without_an_reply_there_is_no_status, 4)
         Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
         lora.lora_name = (char *)(uintptr_t)(k == FAILED ? "fail" : "status 0");
         int32_t statuses[5] = {0, 0, 0, 0, 77};
-        struct cox_error err = {0};
         if (k == DEAD) {
-            assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 2), SIGKILL), 0);
+            assert_int_equal(kill(cox_executor_pid(executor, 2), SIGKILL), 0);
             test_await_death(g, 2);
         }
-        assert_int_equal(cox_executor_lora(test_group_executor(g), &lora,
+        assert_int_equal(cox_executor_lora(executor, &lora,
                                            k == TOO_LATE ? cox_now_ns() : test_patience(), statuses,
-                                           &err),
+                                           test_err()),
                          codes[k]);
         for (uint32_t rank = 0; rank < 4; rank++)
             assert_int_equal(statuses[rank], -1);

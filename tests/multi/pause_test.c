@@ -3,27 +3,11 @@
 #include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
 #include "channel/base/tsan.h"
-#include "coordinator/executor/core.h"
 #include "coordinator/executor/requests_internal.h"
-#include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 #include "tests/lib/token_hash.h"
 #include "ranks.h"
-#include "testing.h"
-
-#include <coxswain/requests.h>
-
-#include <fcntl.h>
-#include <inttypes.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
+#include "steps.h"
 
 #define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 #define RANK_COUNT 4u
@@ -41,15 +25,12 @@ static void needs_jumps(void)
 
 static struct test_group *group_with(uint32_t rank_count, const char *const *command)
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = command,
-                                                 .times.finalize_ms = 500,
-                                                 .times.term_ms = 500};
-    struct test_group *g = test_group_start(rank_count, &options);
+    struct test_group *g =
+        test_group_start(rank_count, START_WITH(.workers.command = command,
+                                                .times.finalize_ms = 500, .times.term_ms = 500));
     struct cox_init_summary summary;
-    struct cox_error err = {0};
-    if (cox_executor_init(test_group_executor(g), NULL, 0, test_patience(), &summary, &err))
-        fail_msg("init: %s", err.text);
+    assert_ok(
+        cox_executor_init(test_group_executor(g), NULL, 0, test_patience(), &summary, test_err()));
     return g;
 }
 
@@ -71,10 +52,9 @@ static int recover(struct test_group *g, enum cox_recover_command command,
 static void expect_recovered(struct test_group *g, enum cox_recover_command command)
 {
     struct cox_recover_result results[COX_RANK_COUNT_MAX];
-    struct cox_error err;
-    int r = recover(g, command, results, &err);
+    int r = recover(g, command, results, test_err());
     if (r)
-        fail_msg("%s: %d: %s", cox_recover_command_name(command), r, err.text);
+        fail_msg("%s: %d: %s", cox_recover_command_name(command), r, test_error.text);
 }
 
 struct told {
@@ -103,17 +83,15 @@ static struct told tell(struct test_group *g, int type)
 {
     Coxswain__RecoverCommandRequest body = COXSWAIN__RECOVER_COMMAND_REQUEST__INIT;
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_ALL,
-                                               .deadline_ns = test_patience()};
     struct told told = {.results = {0}};
-    struct cox_error err = {0};
     request.has_execute_type = 1;
     request.execute_type = (Coxswain__ExecuteType)type;
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_RECOVER_COMMAND_REQUEST;
     request.recover_command_request = &body;
-    if (cox_executor_call(test_group_executor(g), &request, &options, visit_told, &told, &err))
-        fail_msg("a recovery command: %s", err.text);
+    assert_ok(
+        cox_executor_call(test_group_executor(g), &request,
+                          SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = test_patience()),
+                          visit_told, &told, test_err()));
     return told;
 }
 
@@ -144,72 +122,26 @@ static void chat_begin(struct chat *chat)
     *chat = (struct chat){.tokens = {1, 5, 10}, .count = 3, .limit = CHAT_TOKEN_MAX};
 }
 
-struct step {
-    Coxswain__ExecuteRequest request;
-    Coxswain__ExecuteModelRequest model;
-    Coxswain__StepDelta delta;
-    Coxswain__StepSequence sequence, *sequences[1];
-    Coxswain__StepBlockTable table, *tables[1];
-    int32_t blocks[2];
-    uint32_t slot, position, count;
-};
-
-static void step_fill(struct step *s, const struct chat *chat)
+static void step_fill(struct test_step *s, const struct chat *chat)
 {
-    *s = (struct step){
-        .request = COXSWAIN__EXECUTE_REQUEST__INIT,
-        .model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT,
-        .delta = COXSWAIN__STEP_DELTA__INIT,
-        .sequence = COXSWAIN__STEP_SEQUENCE__INIT,
-        .table = COXSWAIN__STEP_BLOCK_TABLE__INIT,
-        .blocks = {1, 2},
-        .slot = 3,
-        .position = chat->base ? chat->count - 1 : 0,
-        .count = chat->base ? 1 : chat->count,
-    };
-    s->request.has_execute_type = s->model.has_forward_type = 1;
-    s->request.execute_type = TYPE(MODEL_INFER);
-    s->request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
-    s->request.execute_model_request = &s->model;
-    s->model.step = &s->delta;
-    s->model.forward_type = COXSWAIN__FORWARD_TYPE__MIXED;
-    s->delta.has_base_sequence = s->delta.has_table_count = 1;
-    s->delta.base_sequence = chat->base;
-    s->delta.table_count = 1;
-    s->delta.n_row_slot = s->delta.n_row_position = s->delta.n_row_token_count = 1;
-    s->delta.row_slot = &s->slot;
-    s->delta.row_position = &s->position;
-    s->delta.row_token_count = &s->count;
-    s->delta.n_announced = chat->base ? 0 : 1;
-    s->delta.announced = s->sequences;
-    s->sequences[0] = &s->sequence;
-    s->sequence.has_seq_id = s->sequence.has_slot = 1;
-    s->sequence.seq_id = 1000;
-    s->sequence.slot = s->slot;
-    s->sequence.n_tokens = chat->count;
-    s->sequence.tokens = (int32_t *)(uintptr_t)chat->tokens;
-    s->sequence.n_tables = 1;
-    s->sequence.tables = s->tables;
-    s->tables[0] = &s->table;
-    s->table.n_blocks = 2;
-    s->table.blocks = s->blocks;
-}
-
-static void visit_copy(void *context, const struct cox_completion *completion)
-{
-    test_completion_copy(context, completion);
+    static const int32_t blocks[] = {1, 2};
+    test_step_init(s, chat->base, COXSWAIN__FORWARD_TYPE__MIXED);
+    test_step_add(s, &(struct test_row){.id = 1000,
+                                        .slot = 3,
+                                        .tokens = chat->tokens,
+                                        .token_count = chat->count,
+                                        .position = chat->base ? chat->count - 1 : 0,
+                                        .announce = !chat->base,
+                                        .blocks = blocks,
+                                        .block_count = 2});
 }
 
 static int step_call(struct test_group *g, const struct chat *chat, struct test_completion *c,
                      struct cox_error *err)
 {
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_RANK0,
-                                               .deadline_ns = test_patience()};
-    struct step s;
+    struct test_step s;
     step_fill(&s, chat);
-    *c = (struct test_completion){0};
-    return cox_executor_call(test_group_executor(g), &s.request, &options, visit_copy, c, err);
+    return test_step_call(g, &s, test_patience(), c, err);
 }
 
 static int32_t next_token(const struct chat *chat)
@@ -224,7 +156,7 @@ static int32_t next_token(const struct chat *chat)
 static bool chat_step(struct test_group *g, struct chat *chat, int *ret_status,
                       struct cox_error *err)
 {
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     int r = step_call(g, chat, &c, err);
     bool right = r != 0 || (c.token_count == 1 && c.tokens[0] == next_token(chat));
     chat->base = r ? 0 : c.sequence;
@@ -234,18 +166,16 @@ static bool chat_step(struct test_group *g, struct chat *chat, int *ret_status,
         chat->count = 3;
         chat->base = 0;
     }
-    test_completion_deinit(&c);
     *ret_status = r;
     return right;
 }
 
 static void expect_step(struct test_group *g, struct chat *chat)
 {
-    struct cox_error err = {0};
     int r;
-    bool right = chat_step(g, chat, &r, &err);
+    bool right = chat_step(g, chat, &r, test_err());
     if (r || !right)
-        fail_msg("a step: %d: %s", r, err.text);
+        fail_msg("a step: %d: %s", r, test_error.text);
 }
 
 /* Every rank replies a step and a request. */
@@ -260,30 +190,24 @@ static void expect_all_serve(struct test_group *g)
 
 static void submit_step(struct test_group *g, const struct chat *chat)
 {
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_ALL,
-                                               .deadline_ns = test_patience()};
-    struct cox_error err = {0};
-    struct step s;
+    struct test_step s;
     step_fill(&s, chat);
-    if (cox_executor_submit(test_group_executor(g), &s.request, &options, NULL, &err))
-        fail_msg("submit of a step: %s", err.text);
+    assert_ok(cox_executor_submit(
+        test_group_executor(g), &s.request,
+        SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = test_patience()), NULL, test_err()));
 }
 
 static void submit_pull(struct test_group *g)
 {
     Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_ALL,
-                                               .deadline_ns = test_patience()};
-    struct cox_error err = {0};
     request.has_execute_type = 1;
     request.execute_type = TYPE(KV_TRANSFER);
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
     request.pull_kv_request = &pull;
-    if (cox_executor_submit(test_group_executor(g), &request, &options, NULL, &err))
-        fail_msg("submit of a pull: %s", err.text);
+    assert_ok(cox_executor_submit(
+        test_group_executor(g), &request,
+        SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = test_patience()), NULL, test_err()));
 }
 
 static void collect(struct test_group *g)
@@ -329,10 +253,9 @@ static void await_others(struct test_group *g, enum cox_channel_id channel, uint
 static void expect_refused(struct test_group *g, uint32_t rank)
 {
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     assert_int_not_equal(test_call_how(g, &c, &how, "echo anybody"), 0);
     expect_rank(&c, rank, COX_ABORTED, "paused");
-    test_completion_deinit(&c);
 }
 
 /* ---- one rank hangs ---- */
@@ -341,7 +264,7 @@ static void expect_refused(struct test_group *g, uint32_t rank)
 static void step_hang(const char *mode, const char *trick, const char *line, uint64_t grace_ms,
                       int code, const char *words)
 {
-    struct test_group *g = group_of(RANK_COUNT, mode);
+    OWN_GROUP *g = group_of(RANK_COUNT, mode);
     struct chat chat;
     chat_begin(&chat);
     collect(g);
@@ -359,7 +282,6 @@ static void step_hang(const char *mode, const char *trick, const char *line, uin
         expect_recovered(g, COX_RECOVER_START);
         expect_all_serve(g);
     }
-    test_group_free(g);
 }
 
 TEST(m12_an_endless_loop_in_one_rank_is_left)
@@ -409,7 +331,7 @@ TEST(m12_a_pause_that_is_held_up_leaves_an_endless_loop_all_the_same)
     CPU_ZERO(&one);
     CPU_SET(cpu, &one);
     assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
-    struct test_group *g = group_of(RANK_COUNT, "leaves");
+    OWN_GROUP *g = group_of(RANK_COUNT, "leaves");
     assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
     struct chat chat;
     chat_begin(&chat);
@@ -434,7 +356,6 @@ TEST(m12_a_pause_that_is_held_up_leaves_an_endless_loop_all_the_same)
     expect_rank(test_await(g, 0), 2, COX_ABORTED, "was left after");
     expect_recovered(g, COX_RECOVER_START);
     expect_all_serve(g);
-    test_group_free(g);
 }
 
 TEST(m12_a_blocked_read_in_one_rank_is_interrupted)
@@ -451,13 +372,12 @@ TEST(m12_a_step_that_asks_comes_out)
 TEST(m12_both_channels_are_left)
 {
     needs_jumps();
-    struct test_group *g = group_of(RANK_COUNT, "leaves");
-    const struct test_how how = {.gather = COX_GATHER_ALL};
+    OWN_GROUP *g = group_of(RANK_COUNT, "leaves");
     collect(g);
     for (size_t round = 0; round < 2; round++) {
         assert_int_equal(test_call(g, NULL, "only 1 pull spin"), 0);
         submit_pull(g);
-        assert_int_equal(test_submit(g, &how, "only 1 spin"), 0);
+        assert_int_equal(test_submit(g, &test_all, "only 1 spin"), 0);
         test_await_lines(g, 1, "spin", 2 * (round + 1));
         await_others(g, COX_CHANNEL_EXECUTE, 1);
         await_others(g, COX_CHANNEL_TRANSFER, 1);
@@ -469,29 +389,26 @@ TEST(m12_both_channels_are_left)
     }
     submit_pull(g);
     assert_int_equal(test_await(g, 4)->status, 0);
-    test_group_free(g);
 }
 
 TEST(m12_a_rank_that_stays_stuck_reports_it)
 {
-    struct test_group *g = group_of(RANK_COUNT, "pauses");
-    const struct test_how how = {.gather = COX_GATHER_ALL};
+    OWN_GROUP *g = group_of(RANK_COUNT, "pauses");
     struct cox_recover_result results[RANK_COUNT];
-    struct cox_error err;
     assert_int_equal(test_call(g, NULL, "grace 30"), 0);
-    assert_int_equal(test_submit(g, &how, "only 1 spin"), 0);
+    assert_int_equal(test_submit(g, &test_all, "only 1 spin"), 0);
     test_await_lines(g, 1, "spin", 1);
     await_others(g, COX_CHANNEL_EXECUTE, 1); /* it does not end before rank 1 has replied */
     for (int i = 0; i < 2; i++) {
         uint64_t ms = 0;
-        assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), COX_REJECTED);
+        assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, test_err()), COX_REJECTED);
         for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
             assert_int_equal(results[rank].result, rank == 1 ? COX_TIMEOUT : 0);
         assert_int_equal(sscanf(results[1].text, "stuck for %" SCNu64 " ms", &ms), 1);
         assert_true(ms >= 60);
         assert_contains(results[1].text, "an opaque request");
         assert_contains(results[1].text, "execute channel");
-        assert_contains(err.text, "rank 1");
+        assert_contains(test_error.text, "rank 1");
     }
     /* The others are paused, and go on when told to. */
     expect_refused(g, 0);
@@ -499,18 +416,16 @@ TEST(m12_a_rank_that_stays_stuck_reports_it)
     expect_told(g, TYPE(START_COMMAND_EXEC));
     const struct test_how others = {.gather = COX_GATHER_ALL, .ranks = 13};
     assert_int_equal(test_call_how(g, NULL, &others, "echo without it"), 0);
-    test_group_free(g);
 }
 
 /* ---- nothing is begun ---- */
 
 TEST(m12_what_comes_while_paused_is_refused_in_order)
 {
-    struct test_group *g = group_of(2, "pauses");
+    OWN_GROUP *g = group_of(2, "pauses");
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 1};
     struct chat chat;
-    struct test_completion c;
-    struct cox_error err = {0};
+    OWN_COMPLETION c = {0};
     chat_begin(&chat);
     expect_step(g, &chat);
     collect(g);
@@ -527,16 +442,13 @@ TEST(m12_what_comes_while_paused_is_refused_in_order)
     for (uint32_t rank = 0; rank < 2; rank++)
         if (pulled->ranks[rank].outcome != COX_OUTCOME_LATE)
             expect_rank(pulled, rank, COX_ABORTED, "paused");
-    assert_int_not_equal(step_call(g, &chat, &c, &err), 0);
+    assert_int_not_equal(step_call(g, &chat, &c, test_err()), 0);
     for (uint32_t rank = 0; rank < 2; rank++)
         if (c.ranks[rank].outcome != COX_OUTCOME_LATE)
             expect_rank(&c, rank, COX_ABORTED, "paused");
-    test_completion_deinit(&c);
     /* Tables are looked after all the same. */
     const int64_t id = 1000;
-    err = (struct cox_error){0};
-    assert_int_equal(cox_executor_cleanup(test_group_executor(g), &id, 1, test_patience(), &err),
-                     0);
+    assert_ok(cox_executor_cleanup(test_group_executor(g), &id, 1, test_patience(), test_err()));
     expect_refused(g, 0); /* behind it */
     expect_refused(g, 1);
     expect_told(g, TYPE(START_COMMAND_EXEC));
@@ -544,17 +456,14 @@ TEST(m12_what_comes_while_paused_is_refused_in_order)
     assert_int_equal(test_call(g, &c, "tell log"), 0);
     for (uint32_t rank = 0; rank < 2; rank++)
         assert_string_equal(c.ranks[rank].bytes, "pause;pause_net;pause;cleanup 3;start;start;");
-    test_completion_deinit(&c);
     expect_all_serve(g);
-    test_group_free(g);
 }
 
 TEST(m12_a_rank_forgets_its_sequences_in_a_reinit_alone)
 {
-    struct test_group *g = group_of(RANK_COUNT, "pauses");
+    OWN_GROUP *g = group_of(RANK_COUNT, "pauses");
     struct chat chat;
-    struct test_completion c;
-    struct cox_error err = {0};
+    OWN_COMPLETION c = {0};
     chat_begin(&chat);
     expect_step(g, &chat);
     expect_recovered(g, COX_RECOVER_PAUSE);
@@ -568,12 +477,10 @@ TEST(m12_a_rank_forgets_its_sequences_in_a_reinit_alone)
     expect_recovered(g, COX_RECOVER_PAUSE);
     expect_recovered(g, COX_RECOVER_REINIT);
     expect_recovered(g, COX_RECOVER_START);
-    assert_int_equal(step_call(g, &chat, &c, &err), COX_STALE);
-    test_completion_deinit(&c);
+    assert_int_equal(step_call(g, &chat, &c, test_err()), COX_STALE);
     chat.base = 0;
     expect_step(g, &chat);
     expect_step(g, &chat);
-    test_group_free(g);
 }
 
 /* ---- an init ---- */
@@ -597,7 +504,7 @@ static void *init_main(void *argument)
 
 TEST(m12_an_init_that_asks_comes_out)
 {
-    struct test_group *g = group_of(2, "pauses");
+    OWN_GROUP *g = group_of(2, "pauses");
     struct init_thread init = {.group = g, .key = "yield"};
     pthread_t thread;
     assert_int_equal(test_call(g, NULL, "grace %d", TEST_PATIENCE_MS), 0);
@@ -615,12 +522,11 @@ TEST(m12_an_init_that_asks_comes_out)
     assert_int_equal(init.result, 0);
     expect_told(g, TYPE(START_COMMAND_EXEC));
     expect_all_serve(g);
-    test_group_free(g);
 }
 
 TEST(m12_an_init_is_never_left)
 {
-    struct test_group *g = group_of(2, "leaves");
+    OWN_GROUP *g = group_of(2, "leaves");
     struct init_thread init = {.group = g, .key = "spin"};
     pthread_t thread;
     assert_int_equal(test_call(g, NULL, "grace 20"), 0);
@@ -633,7 +539,6 @@ TEST(m12_an_init_is_never_left)
     assert_int_equal(told.results[1], COX_TIMEOUT);
     assert_contains(told.texts[1], "stuck for");
     assert_contains(told.texts[1], "MODEL_INIT");
-    test_group_free(g);
 }
 
 /* ---- again and again ---- */
@@ -642,8 +547,7 @@ TEST(m12_an_init_is_never_left)
 TEST(m12_a_callback_that_ends_as_it_is_left)
 {
     needs_jumps();
-    struct test_group *g = group_of(2, "leaves");
-    const struct test_how how = {.gather = COX_GATHER_ALL};
+    OWN_GROUP *g = group_of(2, "leaves");
     size_t done = 0, left = 0;
     assert_int_equal(test_call(g, NULL, "grace 2"), 0);
     /* A busy machine may take long until it is right for once. */
@@ -651,7 +555,7 @@ TEST(m12_a_callback_that_ends_as_it_is_left)
     for (size_t i = 0; i < 400 || (left == 0 && cox_now_ns() < deadline_ns); i++) {
         char busy[32];
         snprintf(busy, sizeof busy, "busy %zu", 3800 + 40 * (i % 40));
-        assert_int_equal(test_submit_persist(g, &how, busy), 0);
+        assert_int_equal(test_submit_persist(g, &test_all, busy), 0);
         struct told told;
         bool out;
         do { /* the time for a jump is short, on a busy machine */
@@ -675,7 +579,6 @@ TEST(m12_a_callback_that_ends_as_it_is_left)
     print_message("%zu replies, %zu left\n", done, left);
     assert_true(left > 0);
     expect_all_serve(g);
-    test_group_free(g);
 }
 
 struct traffic {
@@ -698,12 +601,12 @@ static void *traffic_main(void *argument)
 {
     struct traffic *traffic = argument;
     while (!atomic_load(&traffic->ends) && !traffic->wrong[0]) {
-        struct cox_error err = {0};
         int r;
-        if (!chat_step(traffic->group, &traffic->chat, &r, &err))
+        if (!chat_step(traffic->group, &traffic->chat, &r, test_err()))
             snprintf(traffic->wrong, sizeof traffic->wrong, "a wrong token");
         else if (r && !is_refusal(r))
-            snprintf(traffic->wrong, sizeof traffic->wrong, "a step: %d: %.300s", r, err.text);
+            snprintf(traffic->wrong, sizeof traffic->wrong, "a step: %d: %.300s", r,
+                     test_error.text);
         *(r ? &traffic->refused : &traffic->replied) += 1;
     }
     return NULL;
@@ -721,7 +624,6 @@ static void pause_at_random(struct test_group *g, const struct chat *chat, int c
     traffic->chat = *chat;
     assert_int_equal(pthread_create(&thread, NULL, traffic_main, traffic), 0);
     struct cox_recover_result results[RANK_COUNT];
-    struct cox_error err = {0};
     int r = 0;
     for (int i = 0; i < count && r == 0; i++) {
         const bool reinit = rand_r(&seed) % 3 == 0, again = rand_r(&seed) % 3 == 0;
@@ -729,18 +631,17 @@ static void pause_at_random(struct test_group *g, const struct chat *chat, int c
             for (uint64_t until_ns = cox_deadline_after_ns((uint64_t)rand_r(&seed) % linger_ns);
                  cox_now_ns() < until_ns;)
                 sched_yield(); /* somewhere in a step */
-        r = recover(g, again ? COX_RECOVER_PAUSE_NET : COX_RECOVER_PAUSE, results, &err);
+        r = recover(g, again ? COX_RECOVER_PAUSE_NET : COX_RECOVER_PAUSE, results, test_err());
         if (r == 0 && reinit)
-            r = recover(g, COX_RECOVER_REINIT, results, &err);
+            r = recover(g, COX_RECOVER_REINIT, results, test_err());
         if (r == 0)
-            r = recover(g, COX_RECOVER_START, results, &err);
+            r = recover(g, COX_RECOVER_START, results, test_err());
     }
     atomic_store(&traffic->ends, true);
     pthread_join(thread, NULL);
     const struct traffic ended = *traffic;
     free(traffic);
-    if (r)
-        fail_msg("%d: %s", r, err.text);
+    assert_ok(r);
     if (ended.wrong[0])
         fail_msg("%s", ended.wrong);
     print_message("%zu steps, %zu refused\n", ended.replied, ended.refused);
@@ -749,13 +650,12 @@ static void pause_at_random(struct test_group *g, const struct chat *chat, int c
 
 TEST(m12_pauses_at_random_against_running_steps)
 {
-    struct test_group *g = group_of(RANK_COUNT, "pauses");
+    OWN_GROUP *g = group_of(RANK_COUNT, "pauses");
     struct chat chat;
     chat_begin(&chat);
     assert_int_equal(test_call(g, NULL, "grace %d", TEST_PATIENCE_MS), 0);
     pause_at_random(g, &chat, 200, 3 * COX_NSEC_PER_MSEC);
     expect_all_serve(g);
-    test_group_free(g);
 }
 
 /* ---- the reference worker ---- */
@@ -773,21 +673,17 @@ static struct test_group *model_group(uint32_t rank_count)
 /* The undisturbed result: the prompt and what follows it. */
 static void model_reference(int32_t reference[GENERATED])
 {
-    struct test_group *g = model_group(1);
+    OWN_GROUP *g = model_group(1);
     struct chat chat;
     chat_begin(&chat);
     while (chat.count < GENERATED) {
-        struct test_completion c;
-        struct cox_error err = {0};
-        if (step_call(g, &chat, &c, &err))
-            fail_msg("a step: %s", err.text);
+        OWN_COMPLETION c = {0};
+        assert_ok(step_call(g, &chat, &c, test_err()));
         assert_int_equal(c.token_count, 1);
         chat.tokens[chat.count++] = c.tokens[0];
         chat.base = c.sequence;
-        test_completion_deinit(&c);
     }
     memcpy(reference, chat.tokens, GENERATED * sizeof reference[0]);
-    test_group_free(g);
 }
 
 TEST(m12_the_model_goes_on_with_the_same_tokens_after_pauses)
@@ -796,14 +692,13 @@ TEST(m12_the_model_goes_on_with_the_same_tokens_after_pauses)
     struct chat chat;
     model_reference(reference);
     for (uint32_t n = 1; n <= 4; n *= 2) {
-        struct test_group *g = model_group(n);
+        OWN_GROUP *g = model_group(n);
         chat_begin(&chat);
         chat.reference = reference;
         chat.limit = GENERATED;
         pause_at_random(g, &chat, 60, 30 * COX_NSEC_PER_MSEC);
         while (chat.count + 1 < GENERATED)
             expect_step(g, &chat);
-        test_group_free(g);
     }
 }
 
@@ -814,12 +709,12 @@ static void *generate_main(void *argument)
     struct traffic *traffic = argument;
     const uint64_t deadline_ns = cox_deadline_after_ms(3 * TEST_PATIENCE_MS);
     while (traffic->chat.count + 1 < GENERATED && !traffic->wrong[0]) {
-        struct cox_error err = {0};
         int r;
-        if (!chat_step(traffic->group, &traffic->chat, &r, &err))
+        if (!chat_step(traffic->group, &traffic->chat, &r, test_err()))
             snprintf(traffic->wrong, sizeof traffic->wrong, "a wrong token");
         else if (r && (!is_refusal(r) || cox_now_ns() > deadline_ns))
-            snprintf(traffic->wrong, sizeof traffic->wrong, "a step: %d: %.300s", r, err.text);
+            snprintf(traffic->wrong, sizeof traffic->wrong, "a step: %d: %.300s", r,
+                     test_error.text);
         traffic->refused += r != 0;
     }
     return NULL;
@@ -838,7 +733,7 @@ static void model_hang(const int32_t *reference, const char *plan)
     assert_true(counts != MAP_FAILED);
     setenv("COXSWAIN_FAULT", plan, 1);
     setenv("COXSWAIN_FAULT_COUNTS", path, 1);
-    struct test_group *g = model_group(RANK_COUNT);
+    OWN_GROUP *g = model_group(RANK_COUNT);
     unsetenv("COXSWAIN_FAULT");
     unsetenv("COXSWAIN_FAULT_COUNTS");
     pthread_t thread;
@@ -851,15 +746,14 @@ static void model_hang(const int32_t *reference, const char *plan)
          !atomic_load(&counts->struck) && cox_now_ns() < until_ns;)
         sched_yield();
     struct cox_recover_result results[RANK_COUNT];
-    struct cox_error err;
     const bool struck = atomic_load(&counts->struck);
-    int r = recover(g, COX_RECOVER_PAUSE, results, &err);
+    int r = recover(g, COX_RECOVER_PAUSE, results, test_err());
     if (r == 0)
-        r = recover(g, COX_RECOVER_CLEAR, results, &err);
+        r = recover(g, COX_RECOVER_CLEAR, results, test_err());
     if (r == 0)
-        r = recover(g, COX_RECOVER_REINIT, results, &err);
+        r = recover(g, COX_RECOVER_REINIT, results, test_err());
     if (r == 0)
-        r = recover(g, COX_RECOVER_START, results, &err);
+        r = recover(g, COX_RECOVER_START, results, test_err());
     pthread_join(thread, NULL);
     const struct traffic ended = *traffic;
     free(traffic);
@@ -868,9 +762,8 @@ static void model_hang(const int32_t *reference, const char *plan)
     unlink(path);
     assert_true(struck);
     if (r || ended.wrong[0])
-        fail_msg("%s: %d: %s; %s", plan, r, r ? err.text : "", ended.wrong);
+        fail_msg("%s: %d: %s; %s", plan, r, r ? test_error.text : "", ended.wrong);
     assert_true(ended.refused > 0);
-    test_group_free(g);
 }
 
 TEST(m12_a_rank_that_hangs_in_the_model_goes_on_with_the_same_tokens)

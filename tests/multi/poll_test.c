@@ -1,40 +1,23 @@
 /* Completions for a host with an event loop: it sleeps in poll on cox_executor_fd, and collects
  * what is there. Nothing here waits inside the library. */
-#include "coordinator/executor/core.h"
 #include "coordinator/executor/executor_internal.h"
 #include "testing.h"
 
-#include <coxswain/base.h>
-
-#include <errno.h>
-#include <poll.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
-#include <unistd.h>
 
 #define EXECUTE COX_CHANNEL_EXECUTE
 #define DEPTH 4
 
 static struct test_group *start(uint32_t rank_count)
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .collect = true,
-                                                 .depth = DEPTH,
-                                                 .times.finalize_ms = 300};
-    return test_group_start(rank_count, &options);
+    return test_group_start(rank_count,
+                            START_WITH(.collect = true, .depth = DEPTH, .times.finalize_ms = 300));
 }
 
 static int executor_fd(struct test_group *g)
 {
-    struct cox_error err = {0};
     int fd = -1;
-    assert_int_equal(cox_executor_fd(test_group_executor(g), EXECUTE, &fd, &err), 0);
+    assert_ok(cox_executor_fd(test_group_executor(g), EXECUTE, &fd, test_err()));
     assert_true(fd > STDERR_FILENO);
     return fd;
 }
@@ -109,7 +92,7 @@ TEST(p4_an_event_loop_gets_every_completion)
 {
     static const uint32_t counts[] = {1, 2, 4, 8};
     for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
-        struct test_group *g = start(counts[n]);
+        OWN_GROUP *g = start(counts[n]);
         const int fd = executor_fd(g);
         struct cox_completion completions[DEPTH];
         uint32_t count, sent = 0, seen = 0;
@@ -133,13 +116,12 @@ TEST(p4_an_event_loop_gets_every_completion)
         }
         print_message("# %u ranks: readable for nothing %llu times in 200 requests\n", counts[n],
                       (unsigned long long)nothing);
-        test_group_free(g);
     }
 }
 
 TEST(p4_replies_before_the_first_call_are_collected)
 {
-    struct test_group *g = start(2);
+    OWN_GROUP *g = start(2);
     struct cox_completion completions[DEPTH];
     uint32_t count;
     /* A group that did not ask for the fd: its ranks make no call more. */
@@ -153,15 +135,12 @@ TEST(p4_replies_before_the_first_call_are_collected)
     assert_int_equal(submit(g, "echo z", test_patience()), 0);
     poll_and_collect(g, executor_fd(g), completions, &count);
     /* A rank notifies after its reply, which may be gathered before. */
-    uint64_t deadline_ns = test_patience();
-    while (notified(g, 0) + notified(g, 1) == 0)
-        test_yield(deadline_ns);
-    test_group_free(g);
+    AWAIT(notified(g, 0) + notified(g, 1) != 0);
 }
 
 TEST(p4_what_is_not_collected_keeps_the_fd_readable)
 {
-    struct test_group *g = start(2);
+    OWN_GROUP *g = start(2);
     const int fd = executor_fd(g);
     struct cox_completion completions[DEPTH];
     uint32_t count, seen = 0;
@@ -169,22 +148,20 @@ TEST(p4_what_is_not_collected_keeps_the_fd_readable)
         assert_int_equal(submit(g, "echo x", test_patience()), 0);
     /* They all end in here, and one is taken. */
     test_expect_echo(g, "after them");
-    assert_int_equal(
-        cox_executor_completions(test_group_executor(g), EXECUTE, completions, 1, 0, &count, NULL),
-        0);
+    assert_ok(
+        cox_executor_completions(test_group_executor(g), EXECUTE, completions, 1, 0, &count, NULL));
     for (seen = 1; seen < DEPTH - 1; seen += count) {
         assert_true(is_readable(fd));
         assert_int_equal(collect_now(g, completions, &count), 0);
     }
     assert_int_equal(seen, DEPTH - 1);
-    test_group_free(g);
 }
 
 /* ---- what else ends a request ---- */
 
 TEST(m4_deadlines_and_deaths_make_the_fd_readable)
 {
-    struct test_group *g = start(4);
+    OWN_GROUP *g = start(4);
     const int fd = executor_fd(g);
     struct cox_completion completions[DEPTH];
     uint32_t count;
@@ -206,12 +183,11 @@ TEST(m4_deadlines_and_deaths_make_the_fd_readable)
     assert_int_equal(completions[0].status, COX_PEER_DEAD);
     assert_int_equal(completions[0].ranks[2].signal, SIGKILL);
     test_pipe_release(pipe, 3);
-    test_group_free(g);
 }
 
 TEST(m4_a_deadline_before_that_of_an_earlier_request_is_kept)
 {
-    struct test_group *g = start(2);
+    OWN_GROUP *g = start(2);
     const int fd = executor_fd(g);
     struct cox_completion completions[DEPTH];
     uint32_t count;
@@ -228,20 +204,18 @@ TEST(m4_a_deadline_before_that_of_an_earlier_request_is_kept)
     poll_and_collect(g, fd, completions, &count);
     assert_int_equal(completions[0].sequence, 1);
     assert_int_equal(completions[0].status, 0);
-    test_group_free(g);
 }
 
 TEST(m13_a_replaced_rank_notifies_as_the_one_before)
 {
-    struct test_group *g = start(2);
+    OWN_GROUP *g = start(2);
     const int fd = executor_fd(g);
     struct cox_executor *executor = test_group_executor(g);
     struct cox_completion completions[DEPTH];
-    struct cox_error err = {0};
     uint32_t count;
     kill(cox_executor_pid(executor, 1), SIGKILL);
     test_await_death(g, 1);
-    assert_int_equal(cox_executor_restart(executor, 1, test_patience(), &err), 0);
+    assert_ok(cox_executor_restart(executor, 1, test_patience(), test_err()));
     const uint64_t before = notified(g, 1);
     /* In a sealed group the last one notifies: it has to be rank 1 once. */
     for (int i = 0; i < 200 && (i == 0 || notified(g, 1) == before); i++) {
@@ -254,14 +228,13 @@ TEST(m13_a_replaced_rank_notifies_as_the_one_before)
         assert_int_equal(completions[0].status, 0);
     }
     assert_true(notified(g, 1) > before);
-    test_group_free(g);
 }
 
 /* ---- nothing to do ---- */
 
 TEST(s4_a_second_completion_makes_the_fd_readable)
 {
-    struct test_group *g = start(2);
+    OWN_GROUP *g = start(2);
     struct test_pipe *pipe = test_pipe_new();
     struct cox_completion completions[DEPTH];
     struct cox_submit_options options = {
@@ -284,12 +257,11 @@ TEST(s4_a_second_completion_makes_the_fd_readable)
     assert_int_equal(completions[0].status, COX_LATE);
     assert_int_equal(completions[0].sequence, sequence);
     assert_int_equal(completions[0].ranks[1].outcome, COX_OUTCOME_OK);
-    test_group_free(g);
 }
 
 TEST(p6_an_idle_group_is_silent)
 {
-    struct test_group *g = start(2);
+    OWN_GROUP *g = start(2);
     const int fd = executor_fd(g);
     struct cox_completion completions[DEPTH];
     uint32_t count;
@@ -306,12 +278,11 @@ TEST(p6_an_idle_group_is_silent)
         readable++;
         assert_true(readable <= 4);
     }
-    test_group_free(g);
 }
 
 TEST(p4_it_works_in_an_epoll_of_the_host)
 {
-    struct test_group *g = start(2);
+    OWN_GROUP *g = start(2);
     const int fd = executor_fd(g), loop = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
     struct cox_completion completions[DEPTH];
@@ -326,7 +297,6 @@ TEST(p4_it_works_in_an_epoll_of_the_host)
     }
     assert_int_equal(seen, 50);
     close(loop);
-    test_group_free(g);
 }
 
 /* ---- several threads ---- */
@@ -385,7 +355,7 @@ static void *stop(void *context)
 
 TEST(p4_a_stop_is_reported)
 {
-    struct test_group *g = start(2);
+    OWN_GROUP *g = start(2);
     const int fd = executor_fd(g);
     struct pollfd polled = {.fd = fd, .events = POLLIN};
     struct cox_completion completions[DEPTH];
@@ -405,27 +375,25 @@ TEST(p4_a_stop_is_reported)
     pthread_join(thread, NULL);
     assert_int_equal(closed, 1);
     test_pipe_release(pipe, 2);
-    test_group_free(g);
 }
 
 /* ---- refusals ---- */
 
 TEST(p4_wrong_use_is_refused)
 {
-    struct cox_error err = {0};
     int fd = -1, again = -1;
     struct test_group *g = start(1);
     struct cox_executor *executor = test_group_executor(g);
-    assert_int_equal(cox_executor_fd(executor, COX_CHANNEL_LINK, &fd, &err), COX_INVALID);
-    assert_int_equal(cox_executor_fd(executor, EXECUTE, &fd, &err), 0);
-    assert_int_equal(cox_executor_fd(executor, EXECUTE, &again, &err), 0);
+    assert_int_equal(cox_executor_fd(executor, COX_CHANNEL_LINK, &fd, test_err()), COX_INVALID);
+    assert_ok(cox_executor_fd(executor, EXECUTE, &fd, test_err()));
+    assert_ok(cox_executor_fd(executor, EXECUTE, &again, test_err()));
     assert_int_equal(fd, again);
-    assert_int_equal(cox_executor_fd(executor, COX_CHANNEL_TRANSFER, &again, &err), 0);
+    assert_ok(cox_executor_fd(executor, COX_CHANNEL_TRANSFER, &again, test_err()));
     assert_int_not_equal(fd, again);
     test_group_free(g);
 
     g = test_group_start(1, NULL);
-    assert_int_equal(cox_executor_fd(test_group_executor(g), EXECUTE, &fd, &err), COX_STATE);
-    assert_non_null(strstr(err.text, "collect"));
+    assert_refused(cox_executor_fd(test_group_executor(g), EXECUTE, &fd, test_err()), COX_STATE,
+                   "collect");
     test_group_free(g);
 }

@@ -9,13 +9,6 @@
 #include "ranks.h"
 #include "testing.h"
 
-#include <inttypes.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdlib.h>
-
 #define BOX_COUNT 16
 #define OWN_COUNT 8
 #define QUEUE_ID 77
@@ -103,19 +96,18 @@ static void make(const struct forks_self *self, struct own *own, uint32_t at)
     if (stress->is_slab)
         size = UINT64_C(64) << (random_next(&own->random) % 32 ? random_next(&own->random) % 6
                                                                : random_next(&own->random) % 11);
-    struct cox_error err = {0};
-    int r = cox_pool_allocate(own->pool, size, &own->refs[at], &err);
+    int r = cox_pool_allocate(own->pool, size, &own->refs[at], test_err());
     if (r == COX_FULL) {
         atomic_fetch_add_explicit(&stress->full, 1, memory_order_relaxed);
         return;
     }
-    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
     const struct cox_block_ref *ref = &own->refs[at];
     block_fill(cox_pool_pointer(own->pool, ref), size, ref->block, ref->generation);
     if (random_next(&own->random) % 4 == 0) {
         own->tags[at] = ++own->tag;
-        r = cox_pool_pin(own->pool, ref, QUEUE_ID, own->tags[at], &err);
-        FORK_CHECK(r == 0, "%d %s", r, err.text);
+        r = cox_pool_pin(own->pool, ref, QUEUE_ID, own->tags[at], test_err());
+        FORK_CHECK(r == 0, "%d %s", r, test_error.text);
     }
     /* release: a thread that has the number sees the block filled */
     atomic_store_explicit(&stress->boxes[random_next(&own->random) % BOX_COUNT], box_of(ref),
@@ -130,9 +122,8 @@ static void share(const struct forks_self *self, struct own *own, uint32_t at)
     if (box == 0)
         return;
     const struct cox_block_ref ref = ref_of(own->pool, box);
-    struct cox_error err = {0};
-    int r = cox_pool_ref(own->pool, &ref, &err);
-    FORK_CHECK(r == 0 || r == COX_STALE, "%d %s", r, err.text);
+    int r = cox_pool_ref(own->pool, &ref, test_err());
+    FORK_CHECK(r == 0 || r == COX_STALE, "%d %s", r, test_error.text);
     atomic_fetch_add_explicit(r ? &stress->stale : &stress->shared, 1, memory_order_relaxed);
     if (r)
         return;
@@ -168,29 +159,26 @@ static void check_all_free(const struct forks_self *self, const struct cox_pool 
     struct stress *stress = self->context;
     struct cox_pool_stats stats;
     atomic_fetch_add(&stress->dropped, 1);
-    while (atomic_load(&stress->dropped) < self->rank_count)
-        sched_yield();
+    AWAIT(atomic_load(&stress->dropped) >= self->rank_count);
     cox_pool_read_stats(pool, &stats);
     FORK_CHECK(stats.free_count == stats.block_count && stats.reference_count == 0 &&
                    stats.allocated == stats.freed,
                "%" PRIu32 " of %" PRIu32 " free", stats.free_count, stats.block_count);
     atomic_fetch_add(&stress->looked, 1);
-    while (atomic_load(&stress->looked) < self->rank_count)
-        sched_yield();
+    AWAIT(atomic_load(&stress->looked) >= self->rank_count);
 }
 
 static void stress_main(const struct forks_self *self)
 {
     struct stress *stress = self->context;
-    struct cox_error err = {0};
     struct cox_pool *pool = NULL;
     struct own *owns = calloc(THREAD_COUNT, sizeof *owns);
     pthread_t threads[THREAD_COUNT];
     FORK_CHECK(owns, "calloc");
-    int r = cox_pool_attach(stress->fds, NULL, &pool, &err);
-    FORK_CHECK(r == 0, "%d %s", r, err.text);
-    r = cox_pool_queue_join(pool, QUEUE_ID, &err);
-    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    int r = cox_pool_attach(stress->fds, NULL, &pool, test_err());
+    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
+    r = cox_pool_queue_join(pool, QUEUE_ID, test_err());
+    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
     for (uint32_t i = 0; i < THREAD_COUNT; i++) {
         struct own *own = &owns[i];
         *own = (struct own){.pool = pool, .self = self};
@@ -283,8 +271,7 @@ TEST(b37_b24_many_at_once_and_killed)
             const uint32_t rank = (uint32_t)(random_next(&random) % 4);
             const uint64_t until =
                 atomic_load(&stress->progress[rank]) + 1 + random_next(&random) % 1000;
-            while (atomic_load(&stress->progress[rank]) < until)
-                sched_yield();
+            AWAIT(atomic_load(&stress->progress[rank]) >= until);
             kill(forks.pids[ranks[rank]], SIGKILL);
             assert_int_equal(forks_end(&forks, ranks[rank]), 128 + SIGKILL);
             ranks[rank] = forks.count;

@@ -10,16 +10,6 @@
 #include "engine/rank/links.h"
 #include "engine/rank/pulls.h"
 
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #define BLOCK_COUNT 4u
 
 static const struct cox_cache_geometry geometry = {
@@ -186,9 +176,7 @@ static bool board_goes_on(uint64_t pulled, uint64_t stale)
 /* Until this much has been pulled and refused since. */
 static void await(uint64_t pulled, uint64_t stale)
 {
-    const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    while (board_goes_on(pulled, stale) && cox_now_ns() < deadline_ns)
-        sched_yield();
+    AWAIT(!board_goes_on(pulled, stale));
     if (board_goes_on(pulled, stale) || atomic_load(&board->failed))
         fail_msg("%llu pulled, %llu stale, line %d", (unsigned long long)board->pulled,
                  (unsigned long long)board->stale, atomic_load(&board->failed));
@@ -208,8 +196,7 @@ static pid_t owner_start(void)
     pid_t owner;
     board_open();
     owner = start(owner_main);
-    while (!atomic_load(&board->ready) && !atomic_load(&board->failed))
-        sched_yield();
+    AWAIT(!(!atomic_load(&board->ready) && !atomic_load(&board->failed)));
     return owner;
 }
 
@@ -236,9 +223,8 @@ TEST(p9_readers_killed_anywhere_delay_no_other)
         kill(reader, SIGKILL);
         assert_int_equal(waitpid(reader, NULL, 0), reader);
         const uint64_t renewed = atomic_load(&board->renewed);
-        while (atomic_load(&board->renewed) < renewed + 10 * BLOCK_COUNT &&
-               !atomic_load(&board->failed))
-            sched_yield();
+        AWAIT(!(atomic_load(&board->renewed) < renewed + 10 * BLOCK_COUNT &&
+                !atomic_load(&board->failed)));
     }
     board_close(owner);
 }

@@ -9,11 +9,6 @@
 #include "forks.h"
 #include "testing.h"
 
-#include <inttypes.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-
 #define QUEUES 3
 #define DEPTH 8
 #define BLOCKS 64
@@ -98,8 +93,7 @@ static void take_one(const struct forks_self *self, struct taker *taker, uint32_
 {
     struct shared *shared = self->context;
     struct cox_message message;
-    struct cox_error err = {0};
-    int r = cox_subscriber_take(taker->subscriber, &message, &err);
+    int r = cox_subscriber_take(taker->subscriber, &message, test_err());
     /* Its pool was freed with its process, before this one had it. */
     if (r == COX_PEER_DEAD && shared->for_ever) {
         taker->gone++;
@@ -110,7 +104,7 @@ static void take_one(const struct forks_self *self, struct taker *taker, uint32_
         sched_yield();
         return;
     }
-    FORK_CHECK(r == 0, "take: %s: %s", cox_status_text(r), err.text);
+    FORK_CHECK(r == 0, "take: %s: %s", cox_status_text(r), test_error.text);
     FORK_CHECK(fixture_is_sound(&message), "message %" PRIu64, message.number);
     FORK_CHECK(taker->number == 0 ||
                    message.number == taker->number + 1 + message.skipped + taker->gone,
@@ -197,8 +191,7 @@ static void one_by_one_main(const struct forks_self *self)
     uint64_t random = 77, number = 0;
     for (int i = 0; i < QUEUES; i++)
         publishers[i] = fixture_publisher(own.queues[i], own.host, own.domains, NULL);
-    while (atomic_load(&shared->joined) < SUBSCRIBERS)
-        sched_yield();
+    AWAIT(atomic_load(&shared->joined) >= SUBSCRIBERS);
     for (uint64_t user_data = 1; user_data <= MESSAGES + QUEUES; user_data++) {
         const bool is_last = user_data > MESSAGES;
         const uint32_t at = is_last ? (uint32_t)(user_data - MESSAGES - 1)
@@ -410,8 +403,7 @@ TEST(b37_h8_h9_h20_many_at_once_and_killed)
         assert_int_equal(forks_end(&forks, places[rank]), 0);
     for (int i = 0; i < QUEUES; i++) {
         cox_pool_sweep(made.pools[0]);
-        assert_int_equal(
-            fixture_publish(made.publishers[i][0], made.pools[0], 100, LAST_USER_DATA, NULL), 0);
+        assert_ok(fixture_publish(made.publishers[i][0], made.pools[0], 100, LAST_USER_DATA, NULL));
     }
     for (uint32_t rank = PUBLISHERS; rank < PUBLISHERS + SUBSCRIBERS; rank++)
         assert_int_equal(forks_end(&forks, places[rank]), 0);

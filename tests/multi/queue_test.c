@@ -2,16 +2,10 @@
  * queue_test: a queue between processes that have nothing but its handle: every byte that is taken
  * is the one that was published, and in the end nothing is held.
  */
-#include "channel/base/idioms.h"
 #include "tests/unit/queue_fixture.h"
 #include "forks.h"
 #include "ranks.h"
 #include "testing.h"
-
-#include <inttypes.h>
-#include <sched.h>
-#include <stdatomic.h>
-#include <unistd.h>
 
 #define PUBLISHERS 2
 #define SUBSCRIBERS 5 /* host, host, bounce, bounce, bounce with a pool of its own */
@@ -31,10 +25,9 @@ static struct cox_pool *attach_pool(const struct cox_domains *domains, const int
     const struct cox_pool_attach_options options = {.size = sizeof(struct cox_pool_attach_options),
                                                     .domains = domains};
     struct cox_pool *pool = NULL;
-    struct cox_error err = {0};
-    int r = cox_pool_attach(fds, &options, &pool, &err);
+    int r = cox_pool_attach(fds, &options, &pool, test_err());
     if (r)
-        print_error("%s\n", err.text);
+        print_error("%s\n", test_error.text);
     COX_ASSERT(r == 0);
     return pool;
 }
@@ -51,10 +44,9 @@ static struct cox_exporter *open_exporter(void)
 static struct cox_queue *open_queue(const struct forks_self *self, const struct cox_handle *handle)
 {
     struct cox_queue *queue = NULL;
-    struct cox_error err = {0};
-    int r =
-        cox_queue_open(handle, NULL, cox_deadline_after_ms(TEST_PATIENCE_MS), NULL, &queue, &err);
-    FORK_CHECK(r == 0, "%s", err.text);
+    int r = cox_queue_open(handle, NULL, cox_deadline_after_ms(TEST_PATIENCE_MS), NULL, &queue,
+                           test_err());
+    FORK_CHECK(r == 0, "%s", test_error.text);
     return queue;
 }
 
@@ -65,8 +57,7 @@ static void publish_all(const struct forks_self *self, struct shared *shared,
     struct cox_exporter *exporter = open_exporter();
     struct cox_publisher *publisher = fixture_publisher(queue, pool, domains, exporter);
     const uint64_t end_ns = cox_deadline_after_ms(TEST_PATIENCE_MS * 3);
-    while (atomic_load(&shared->joined) < SUBSCRIBERS)
-        sched_yield();
+    AWAIT(atomic_load(&shared->joined) >= SUBSCRIBERS);
     for (uint64_t i = 1; i <= MESSAGES;) {
         uint64_t user_data = (uint64_t)self->rank << 32 | i;
         int r =
@@ -119,14 +110,13 @@ static void take_all(const struct forks_self *self, struct shared *shared,
     /* The last message is never evicted. */
     while (number < PUBLISHERS * MESSAGES) {
         struct cox_message message;
-        struct cox_error err = {0};
         int r = cox_queue_set_wait(set, end_ns, &ready);
         FORK_CHECK(r == 0, "wait: %s; %" PRIu64 " taken, %" PRIu64 " skipped", cox_status_text(r),
                    taken, skipped);
-        r = cox_subscriber_take(ready, &message, &err);
+        r = cox_subscriber_take(ready, &message, test_err());
         if (r == COX_EMPTY || r == COX_FULL)
             continue;
-        FORK_CHECK(r == 0, "take: %s: %s", cox_status_text(r), err.text);
+        FORK_CHECK(r == 0, "take: %s: %s", cox_status_text(r), test_error.text);
         check_message(self, &message, last);
         FORK_CHECK(message.number == number + 1 + message.skipped,
                    "message %" PRIu64 " behind %" PRIu64 ", %" PRIu64 " skipped", message.number,
@@ -228,8 +218,7 @@ static void heir_main(const struct forks_self *self)
     struct cox_pool *pool = attach_pool(NULL, heir->fds);
     if (self->rank == 0) {
         struct cox_publisher *publisher = fixture_publisher(queue, pool, NULL, NULL);
-        while (atomic_load(&heir->step) < 1)
-            sched_yield();
+        AWAIT(atomic_load(&heir->step) >= 1);
         FORK_CHECK(fixture_publish(publisher, pool, 100, 5, NULL) == 0, "publish");
         FORK_CHECK(fixture_publish(publisher, pool, 100, 6, NULL) == 0, "publish");
         atomic_store(&heir->step, 2);
@@ -237,8 +226,7 @@ static void heir_main(const struct forks_self *self)
     }
     struct cox_subscriber *subscriber = fixture_subscriber(queue, NULL, &pool, 1, NULL, NULL);
     atomic_store(&heir->step, 1);
-    while (atomic_load(&heir->step) < 3)
-        sched_yield();
+    AWAIT(atomic_load(&heir->step) >= 3);
     for (uint64_t user_data = 5; user_data <= 6; user_data++) {
         struct cox_message message;
         cox_queue_sweep(queue);

@@ -1,6 +1,5 @@
 /* fds through the rank group, by handles and by sockets; every rank a process. */
 #include "channel/base/fault.h"
-#include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "channel/handle/handle_internal.h"
 #include "channel/socket/socket.h"
@@ -8,23 +7,8 @@
 #include "worker/group/group_private.h"
 #include "rank_group.h"
 
-#include <fcntl.h>
 #include <grp.h>
-#include <inttypes.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/mount.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 /* How pidfd_getfd replies in a rank. */
 struct way {
@@ -99,11 +83,9 @@ static void gather_main(const struct forks_self *self)
     uint32_t rounds = self->rank_count > 16 ? 3 : 30;
     for (uint32_t i = 0; i < rounds; i++) {
         int fds[FORKS_MAX], fd = own_file(self, i);
-        struct cox_error err = {0};
         bool consume = i % 2;
-        int r = cox_group_gather_fds(group, fd, consume ? COX_GROUP_FD_CONSUME : COX_GROUP_FD_KEEP,
-                                     fds, rank_group_patience(), &err);
-        FORK_CHECK(r == 0, "%d %s", r, err.text);
+        FORK_OK(cox_group_gather_fds(group, fd, consume ? COX_GROUP_FD_CONSUME : COX_GROUP_FD_KEEP,
+                                     fds, rank_group_patience(), test_err()));
         FORK_CHECK(fds[self->rank] == -1, "own entry");
         for (uint32_t rank = 0; rank < self->rank_count; rank++) {
             if (rank == self->rank)
@@ -160,11 +142,9 @@ static void broadcast_main(const struct forks_self *self)
     for (uint32_t source = 0; source < self->rank_count; source++) {
         bool gives = source == self->rank;
         int got = -7, fd = gives ? own_file(self, 9) : -1;
-        struct cox_error err = {0};
-        int r =
-            cox_group_broadcast_fd(group, source, fd, COX_GROUP_FD_CONSUME,
-                                   gives && source % 2 ? NULL : &got, rank_group_patience(), &err);
-        FORK_CHECK(r == 0, "%d %s", r, err.text);
+        FORK_OK(cox_group_broadcast_fd(group, source, fd, COX_GROUP_FD_CONSUME,
+                                       gives && source % 2 ? NULL : &got, rank_group_patience(),
+                                       test_err()));
         if (!gives) {
             check_file(self, got, source, 9);
             close(got);
@@ -189,10 +169,10 @@ static void subgroup_main(const struct forks_self *self)
     struct cox_group *group = rank_group_join(self), *part = NULL;
     struct cox_rank_set members = {{self->rank % 2 ? 0xaa : 0x55}};
     int fds[4], fd = own_file(self, 1), got = -1;
-    struct cox_error err = {0};
     FORK_CHECK(cox_group_subgroup(group, "part", &members, &part, NULL) == 0, "subgroup");
-    int r = cox_group_gather_fds(part, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(), &err);
-    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    int r =
+        cox_group_gather_fds(part, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(), test_err());
+    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
     for (uint32_t place = 0; place < 4; place++) {
         if (place != self->rank / 2)
             check_file(self, fds[place], 2 * place + self->rank % 2, 1);
@@ -200,8 +180,8 @@ static void subgroup_main(const struct forks_self *self)
     }
     bool gives = self->rank / 2 == 3;
     r = cox_group_broadcast_fd(part, 3, gives ? fd : -1, COX_GROUP_FD_KEEP, &got,
-                               rank_group_patience(), &err);
-    FORK_CHECK(r == 0, "%d %s", r, err.text);
+                               rank_group_patience(), test_err());
+    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
     if (!gives)
         check_file(self, got, 6 + self->rank % 2, 1);
     rank_group_leave(self, group);
@@ -274,17 +254,17 @@ static void full_main(const struct forks_self *self)
         for (uint32_t i = 0; i < room->free; i++)
             close(more[--count]);
     }
-    struct cox_error err = {0};
-    int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(), &err);
+    int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(),
+                                 test_err());
     if (self->rank == 2) {
-        FORK_CHECK(r == -EMFILE && err.code == r, "%d %s", r, err.text);
+        FORK_CHECK(r == -EMFILE && test_error.code == r, "%d %s", r, test_error.text);
         FORK_CHECK(fds[0] == -5 && fcntl(fd, F_GETFD) >= 0, "after a failure it is the caller's");
         while (count)
             close(more[--count]);
         setrlimit(RLIMIT_NOFILE, &old);
         FORK_CHECK(test_count_fds() == before, "%zu fds, now %zu", before, test_count_fds());
     } else {
-        FORK_CHECK(r == 0, "%d %s", r, err.text);
+        FORK_CHECK(r == 0, "%d %s", r, test_error.text);
         check_file(self, fds[2], 2, 5);
     }
     rank_group_barrier(self, group);
@@ -319,24 +299,24 @@ static void no_socket_main(const struct forks_self *self)
         for (uint32_t i = 0; i < room->free; i++)
             close(more[--count]);
     }
-    struct cox_error err = {0};
     int r = room->broadcasts
                 ? cox_group_broadcast_fd(group, 2, self->rank == 2 ? fd : -1, COX_GROUP_FD_CONSUME,
-                                         fds, rank_group_patience(), &err)
+                                         fds, rank_group_patience(), test_err())
                 : cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(),
-                                       &err);
+                                       test_err());
     if (self->rank == 2) {
         while (count)
             close(more[--count]);
         setrlimit(RLIMIT_NOFILE, &old);
     }
-    FORK_CHECK(r == -EMFILE && err.code == r, "%d %s", r, err.text);
-    FORK_CHECK(self->rank == 2 || strstr(err.text, "rank 2 has not given its fd"), "%s", err.text);
+    FORK_CHECK(r == -EMFILE && test_error.code == r, "%d %s", r, test_error.text);
+    FORK_CHECK(self->rank == 2 || strstr(test_error.text, "rank 2 has not given its fd"), "%s",
+               test_error.text);
     FORK_CHECK(fds[0] == -5 && fcntl(fd, F_GETFD) >= 0, "after a failure it is the caller's");
     FORK_CHECK(test_count_fds() == before, "%zu fds, now %zu", before, test_count_fds());
     rank_group_barrier(self, group); /* in step */
-    r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(), &err);
-    FORK_CHECK(r == 0, "with room again: %d %s", r, err.text);
+    r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(), test_err());
+    FORK_CHECK(r == 0, "with room again: %d %s", r, test_error.text);
     for (uint32_t rank = 0; rank < 4; rank++) {
         if (rank != self->rank)
             check_file(self, fds[rank], rank, 6);
@@ -371,14 +351,15 @@ static void no_handles_main(const struct forks_self *self)
     struct cox_group *group = rank_group_join(self);
     int fds[2] = {-5, -5}, fd = own_file(self, 1);
     uint32_t values[2] = {7, 7};
-    struct cox_error err = {0};
-    int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(), &err);
-    FORK_CHECK(r == -ENOENT && err.code == r && strstr(err.text, "/proc"), "%d %s", r, err.text);
+    int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(),
+                                 test_err());
+    FORK_CHECK(r == -ENOENT && test_error.code == r && strstr(test_error.text, "/proc"), "%d %s", r,
+               test_error.text);
     FORK_CHECK(fds[0] == -5 && close(fd) == 0, "after a failure it is the caller's");
     rank_group_barrier(self, group); /* in step */
     r = cox_group_gather(group, &self->rank, sizeof self->rank, values, rank_group_patience(),
-                         &err);
-    FORK_CHECK(r == 0 && values[0] == 0 && values[1] == 1, "%d %s", r, err.text);
+                         test_err());
+    FORK_CHECK(r == 0 && values[0] == 0 && values[1] == 1, "%d %s", r, test_error.text);
     rank_group_leave(self, group);
 }
 
@@ -454,12 +435,10 @@ static void hunted_main(const struct forks_self *self)
     struct cox_group *group = rank_group_join(&three);
     for (uint64_t i = 0; i < 500; i++) {
         int fds[3], fd = own_file(self, (uint32_t)i);
-        struct cox_error err = {0};
         if (self->rank == 0)
             atomic_store(&hunt->exchange, i);
-        int r =
-            cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(), &err);
-        FORK_CHECK(r == 0, "%d %s", r, err.text);
+        FORK_OK(cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(),
+                                     test_err()));
         for (uint32_t rank = 0; rank < 3; rank++) {
             if (rank != self->rank)
                 check_file(self, fds[rank], rank, (uint32_t)i);
@@ -555,8 +534,7 @@ static void odd_exchange(const struct forks_self *self, struct cox_group *group,
 #if COX_TESTING
     /* Rank 2 has sent nothing yet: what is said in its name is of one that owes. */
     pid_t other = group->base->peers[2].pid;
-    while (oddity == ODD_TAGS && !cox_peer_stopped(other))
-        sched_yield();
+    AWAIT(!(oddity == ODD_TAGS && !cox_peer_stopped(other)));
 #endif
     for (uint32_t rank = 0; rank < 3 && oddity <= ODD_OBJECT; rank++) {
         const struct odd_address *to = &addresses[rank];
@@ -606,15 +584,14 @@ RANKS_TEST(k15_b7_b14_an_odd_member_gives_nothing_but_its_own, 3, NULL)
 #endif
     for (enum oddity oddity = ODD_TAGS; oddity < ODDITY_COUNT; oddity++) {
         int fds[3] = {-5, -5, -5}, fd = own_file(self, oddity);
-        struct cox_error err = {0};
         if (self->rank == ODD_MEMBER) {
             odd_exchange(self, group, oddity, fd);
         } else {
             int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(),
-                                         &err);
+                                         test_err());
             FORK_CHECK(r == (oddity == ODD_TAGS ? 0 : COX_CORRUPT), "%d: %d %s", oddity, r,
-                       err.text);
-            FORK_CHECK(r == 0 || strstr(err.text, "rank 1 "), "%s", err.text);
+                       test_error.text);
+            FORK_CHECK(r == 0 || strstr(test_error.text, "rank 1 "), "%s", test_error.text);
             for (uint32_t rank = 0; r == 0 && rank < 3; rank++)
                 if (rank != self->rank)
                     check_file(self, fds[rank], rank, oddity);
@@ -652,8 +629,8 @@ static void flooder_main(const struct forks_self *self)
     struct flood *flood = self->context;
     char line[512];
     for (int i = 0; i < 3; i++)
-        while (atomic_load(&flood->pids[i]) == 0 || !cox_peer_stopped(atomic_load(&flood->pids[i])))
-            sched_yield();
+        AWAIT(!(atomic_load(&flood->pids[i]) == 0 ||
+                !cox_peer_stopped(atomic_load(&flood->pids[i]))));
     FILE *file = fopen("/proc/net/unix", "re");
     FORK_CHECK(file, "/proc/net/unix");
     while (fgets(line, sizeof line, file)) {
@@ -670,7 +647,6 @@ static void flooded_main(const struct forks_self *self)
 {
     struct flood *flood = self->context;
     struct forks_self three = *self;
-    struct cox_error err = {0};
     char text[64];
     three.rank_count = 3;
     way_take(self, &by_sockets);
@@ -680,8 +656,8 @@ static void flooded_main(const struct forks_self *self)
     snprintf(text, sizeof text, "group.bound:stop:%" PRIu32 ":1", self->rank);
     cox_fault_arm(text);
     atomic_store(&flood->pids[self->rank], getpid());
-    int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(), &err);
-    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    FORK_OK(cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(),
+                                 test_err()));
     for (uint32_t rank = 0; rank < 3; rank++) {
         if (rank != self->rank)
             check_file(self, fds[rank], rank, 5);
@@ -711,18 +687,19 @@ static void devices_main(const struct forks_self *self)
     way_take(self, self->context);
     struct cox_group *group = rank_group_join(self);
     uint8_t handle[64], handles[8 * 64];
-    struct cox_error err = {0};
     memset(handle, (int)(0x40 + self->rank), sizeof handle);
-    int r = cox_group_gather(group, handle, sizeof handle, handles, rank_group_patience(), &err);
-    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    int r =
+        cox_group_gather(group, handle, sizeof handle, handles, rank_group_patience(), test_err());
+    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
     for (uint32_t rank = 0; rank < 8; rank++)
         FORK_CHECK(handles[64 * rank] == 0x40 + rank && handles[64 * rank + 63] == 0x40 + rank,
                    "handle");
     int memory = memfd_create("vmm", MFD_CLOEXEC), fds[8], multicast = -1;
     FORK_CHECK(ftruncate(memory, 4096) == 0, "size");
     uint32_t *own = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
-    r = cox_group_gather_fds(group, memory, COX_GROUP_FD_CONSUME, fds, rank_group_patience(), &err);
-    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    r = cox_group_gather_fds(group, memory, COX_GROUP_FD_CONSUME, fds, rank_group_patience(),
+                             test_err());
+    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
     uint32_t *maps[8];
     for (uint32_t rank = 0; rank < 8; rank++) {
         maps[rank] = rank == self->rank
@@ -740,8 +717,8 @@ static void devices_main(const struct forks_self *self)
         FORK_CHECK(own[rank] == 1000 + rank, "%" PRIu32 " in the place of %" PRIu32, own[rank],
                    rank);
     r = cox_group_broadcast_fd(group, 0, object, COX_GROUP_FD_KEEP, &multicast,
-                               rank_group_patience(), &err);
-    FORK_CHECK(r == 0, "%d %s", r, err.text);
+                               rank_group_patience(), test_err());
+    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
     uint32_t *all = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED,
                          self->rank == 0 ? object : multicast, 0);
     FORK_CHECK(all != MAP_FAILED, "map");

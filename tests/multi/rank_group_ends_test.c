@@ -1,21 +1,10 @@
 /* How an operation of the rank group ends that cannot be completed: each of them, in the group and
  * in a subgroup, fds by handles and by sockets; at a deadline, aborted, and when a rank leaves. And
  * what does not end one: signals, and wakes for no reason. Every rank a process. */
-#include "channel/base/idioms.h"
 #include "worker/group/group_layout.h"
 #include "rank_group.h"
 
-#include <fcntl.h>
-#include <inttypes.h>
 #include <linux/futex.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #define RANK_COUNT 3
 /* The rank that does not come. */
@@ -57,8 +46,7 @@ static void meet(struct session *session, uint64_t *meeting)
 {
     *meeting += RANK_COUNT;
     atomic_fetch_add(&session->met, 1);
-    while (atomic_load(&session->met) < *meeting)
-        sched_yield();
+    AWAIT(atomic_load(&session->met) >= *meeting);
 }
 
 static struct cox_group_layout *layout_map(const struct session *session)
@@ -92,7 +80,6 @@ static bool asked(void *context)
 
 static void rank_init(struct rank *rank, const struct forks_self *self)
 {
-    struct cox_error err = {0};
     const struct cox_rank_set all = cox_rank_set_first(RANK_COUNT);
     struct session *session = self->context;
     *rank = (struct rank){.session = session, .layout = layout_map(session)};
@@ -106,12 +93,11 @@ static void rank_init(struct rank *rank, const struct forks_self *self)
                                               .deadline_ns = rank_group_patience(),
                                               .cancelled = asked,
                                               .context = rank};
-    int r = cox_group_join(&options, &rank->group, &err);
-    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    FORK_OK(cox_group_join(&options, &rank->group, test_err()));
     rank->part = rank->group;
     if (session->in_subgroup)
-        FORK_CHECK(cox_group_subgroup(rank->group, "all", &all, &rank->part, &err) == 0, "%s",
-                   err.text);
+        FORK_CHECK(cox_group_subgroup(rank->group, "all", &all, &rank->part, test_err()) == 0, "%s",
+                   test_error.text);
 }
 
 static void rank_deinit(struct rank *rank)
@@ -179,8 +165,7 @@ static void await_sleeper(const struct rank *rank)
 {
     const struct cox_group_layout_wakeup *wakeup =
         rank->session->in_subgroup ? wakeup_of_subgroup(rank->layout) : &rank->layout->wakeup;
-    while (!(atomic_load(&wakeup->word) & COX_GROUP_WAKEUP_SLEEPS))
-        sched_yield();
+    AWAIT((atomic_load(&wakeup->word) & COX_GROUP_WAKEUP_SLEEPS));
 }
 
 static void *abort_main(void *context)
@@ -194,7 +179,6 @@ static void *abort_main(void *context)
 static void end_once(const struct forks_self *self, struct rank *rank, enum operation operation,
                      enum end end, uint64_t epoch, uint64_t *meeting)
 {
-    struct cox_error err = {0};
     bool threaded = end == ABORT_OWN && self->rank == 0;
     meet(rank->session, meeting);
     if (self->rank == MISSING) {
@@ -207,43 +191,42 @@ static void end_once(const struct forks_self *self, struct rank *rank, enum oper
         uint64_t deadline_ns = end == DEADLINE          ? cox_deadline_after_ms(20)
                                : end == DEADLINE_PASSED ? 1 /* long ago */
                                                         : rank_group_patience();
-        int r = operate(self, rank, operation, deadline_ns, &err);
+        int r = operate(self, rank, operation, deadline_ns, test_err());
         if (threaded)
             pthread_join(rank->thread, NULL);
         rank->asked = false;
         /* The second rank may find that the first one has aborted already. */
         int expected = end == DEADLINE || end == DEADLINE_PASSED ? COX_TIMEOUT : COX_ABORTED;
         FORK_CHECK(r == expected || r == COX_ABORTED, "operation %d, end %d: %d %s", operation, end,
-                   r, err.text);
-        FORK_CHECK(r == COX_ABORTED || strstr(err.text, "2 did not "), "%s", err.text);
+                   r, test_error.text);
+        FORK_CHECK(r == COX_ABORTED || strstr(test_error.text, "2 did not "), "%s",
+                   test_error.text);
         atomic_fetch_add(&rank->session->ended[end][operation], r == expected);
-        err = (struct cox_error){0};
-        r = operate(self, rank, operation, rank_group_patience(), &err);
-        FORK_CHECK(r == COX_ABORTED, "until it aligns: %d %s", r, err.text);
+        r = operate(self, rank, operation, rank_group_patience(), test_err());
+        FORK_CHECK(r == COX_ABORTED, "until it aligns: %d %s", r, test_error.text);
     }
     meet(rank->session, meeting);
     FORK_CHECK(atomic_load(&rank->session->ended[end][operation]) > 0, "operation %d, end %d",
                operation, end);
     FORK_CHECK(cox_group_align(rank->group, epoch) == 0, "align");
-    err = (struct cox_error){0};
-    int r = operate(self, rank, operation, rank_group_patience(), &err);
-    FORK_CHECK(r == 0, "operation %d, after end %d: %d %s", operation, end, r, err.text);
+    int r = operate(self, rank, operation, rank_group_patience(), test_err());
+    FORK_CHECK(r == 0, "operation %d, after end %d: %d %s", operation, end, r, test_error.text);
 }
 
 static void ends_main(const struct forks_self *self)
 {
     struct rank rank;
     uint64_t meeting = 0, epoch = 0;
-    struct cox_error err = {0};
     rank_init(&rank, self);
     for (enum operation operation = BARRIER; operation < OPERATION_COUNT; operation++)
         for (enum end end = DEADLINE; end < END_COUNT; end++)
             end_once(self, &rank, operation, end, ++epoch, &meeting);
     meet(rank.session, &meeting);
     if (self->rank != MISSING) {
-        int r = operate(self, &rank, rank.session->leaves_at, rank_group_patience(), &err);
-        FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank 2 ") && strstr(err.text, "left"),
-                   "%d %s", r, err.text);
+        int r = operate(self, &rank, rank.session->leaves_at, rank_group_patience(), test_err());
+        FORK_CHECK(r == COX_PEER_DEAD && strstr(test_error.text, "rank 2 ") &&
+                       strstr(test_error.text, "left"),
+                   "%d %s", r, test_error.text);
         /* No other rank leaves before both know: it would be named. */
         for (atomic_fetch_add(&rank.session->done, 1); atomic_load(&rank.session->done) < 2;)
             sched_yield();
@@ -296,7 +279,6 @@ static void on_signal(int number)
 static void stormed_main(const struct forks_self *self)
 {
     struct rank rank;
-    struct cox_error err = {0};
     const struct sigaction action = {.sa_handler = on_signal}; /* no SA_RESTART */
     FORK_CHECK(sigaction(SIGUSR1, &action, NULL) == 0, "sigaction");
     atomic_store(&((struct session *)self->context)->pids[self->rank], getpid());
@@ -306,13 +288,12 @@ static void stormed_main(const struct forks_self *self)
             /* One after the other is late, so that the others sleep. */
             if (i % 4 == self->rank)
                 await_sleeper(&rank);
-            err = (struct cox_error){0};
-            int r = operate(self, &rank, operation, rank_group_patience(), &err);
-            FORK_CHECK(r == 0, "round %" PRIu32 ", operation %d: %d %s", i, operation, r, err.text);
+            int r = operate(self, &rank, operation, rank_group_patience(), test_err());
+            FORK_CHECK(r == 0, "round %" PRIu32 ", operation %d: %d %s", i, operation, r,
+                       test_error.text);
         }
     atomic_fetch_add(&rank.session->done, 1);
-    while (atomic_load(&rank.session->done) < RANK_COUNT)
-        sched_yield();
+    AWAIT(atomic_load(&rank.session->done) >= RANK_COUNT);
     rank_deinit(&rank);
 }
 
@@ -322,8 +303,7 @@ static void storm_main(const struct forks_self *self)
     struct cox_group_layout *layout = layout_map(session);
     _Atomic uint32_t *words[] = {&layout->wakeup.word, &wakeup_of_subgroup(layout)->word};
     for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
-        while (!atomic_load(&session->pids[rank]))
-            sched_yield();
+        AWAIT(atomic_load(&session->pids[rank]));
     while (atomic_load(&session->done) < RANK_COUNT) {
         for (int i = 0; i < 2; i++)
             syscall(SYS_futex, words[i], FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
@@ -353,15 +333,13 @@ TEST(k17_b47_signals_and_wakes_for_no_reason_end_no_operation)
 static void no_polling_main(const struct forks_self *self)
 {
     struct rank rank;
-    struct cox_error err = {0};
     rank_init(&rank, self);
     rank_group_deny(self, SYS_nanosleep, SECCOMP_RET_KILL_PROCESS);
     rank_group_deny(self, SYS_clock_nanosleep, SECCOMP_RET_KILL_PROCESS);
     rank_group_deny(self, SYS_sched_yield, SECCOMP_RET_KILL_PROCESS);
     for (uint32_t i = 0; i < 200; i++)
         for (enum operation operation = BARRIER; operation < OPERATION_COUNT; operation++) {
-            int r = operate(self, &rank, operation, rank_group_patience(), &err);
-            FORK_CHECK(r == 0, "%d %s", r, err.text);
+            FORK_OK(operate(self, &rank, operation, rank_group_patience(), test_err()));
         }
     FORK_CHECK(cox_group_barrier(rank.group, rank_group_patience(), NULL) == 0, "last");
     rank_deinit(&rank);

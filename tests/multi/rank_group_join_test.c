@@ -1,6 +1,5 @@
 /* Joining and leaving: names, memory, ranks; every rank a process. */
 #include "channel/base/fault.h"
-#include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "channel/shm/region.h"
 #include "channel/socket/socket.h"
@@ -8,21 +7,8 @@
 #include "worker/group/group_layout.h"
 #include "rank_group.h"
 
-#include <fcntl.h>
 #include <grp.h>
-#include <inttypes.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define IS_SANITIZED 1
@@ -79,11 +65,10 @@ TEST(k1_k19_k26_arguments_are_checked)
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         struct cox_group *group = NULL;
-        struct cox_error err = {0};
         struct cox_group_options options = wrong[i];
         options.size = sizeof options;
-        assert_int_equal(join(options, &group, &err), COX_INVALID);
-        assert_int_equal(err.code, COX_INVALID);
+        assert_int_equal(join(options, &group, test_err()), COX_INVALID);
+        assert_int_equal(test_error.code, COX_INVALID);
         assert_null(group);
     }
     longer[COX_GROUP_NAME_MAX] = '\0';
@@ -115,9 +100,8 @@ TEST(b9_b10_b44_what_is_in_the_way_is_left_alone)
     char name[64], path[128];
     struct stat st;
     path_of(path, test_unique_name(name));
-    struct cox_error err = {0};
     assert_int_equal(symlink("/dev/shm/nowhere", path), 0);
-    assert_int_equal(join_alone(name, &err), COX_DENIED);
+    assert_int_equal(join_alone(name, test_err()), COX_DENIED);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkdir(path, 0700), 0);
     assert_int_equal(join_alone(name, NULL), COX_DENIED);
@@ -132,9 +116,7 @@ TEST(b9_b10_b44_what_is_in_the_way_is_left_alone)
     assert_int_equal(join_alone(name, NULL), COX_DENIED);
     /* Another mode. */
     assert_int_equal(fchmod(fd, 0666), 0);
-    err = (struct cox_error){0};
-    assert_int_equal(join_alone(name, &err), COX_DENIED);
-    assert_non_null(strstr(err.text, "0666"));
+    assert_refused(join_alone(name, test_err()), COX_DENIED, "0666");
     /* Locked, and of another size. */
     assert_int_equal(fchmod(fd, 0600), 0);
     assert_int_equal(flock(fd, LOCK_SH), 0);
@@ -165,8 +147,7 @@ TEST(b45_mode_is_0600_under_any_umask)
              &group, NULL);
         _exit(0);
     }
-    while (stat(path, &st) < 0)
-        sched_yield();
+    AWAIT(stat(path, &st) >= 0);
     umask(old);
     assert_int_equal(st.st_mode, S_IFREG | 0600);
     assert_int_equal(st.st_size, cox_group_memory_size(2, 0));
@@ -197,13 +178,11 @@ TEST(k2_b4_a_name_of_the_dead_is_no_obstacle)
         struct forks dead;
         forks_start(&dead, 2, wait_main, NULL);
         path_of(path, dead.name);
-        while (stat(path, &st) < 0)
-            sched_yield();
+        AWAIT(stat(path, &st) >= 0);
         for (uint32_t rank = 0; rank < 2; rank++)
             kill(dead.pids[rank], SIGSTOP);
         for (uint32_t rank = 0; rank < 2; rank++) /* or the second would see the first one dead */
-            while (!cox_peer_stopped(dead.pids[rank]))
-                sched_yield();
+            AWAIT(cox_peer_stopped(dead.pids[rank]));
         for (uint32_t rank = 0; rank < 2; rank++)
             kill(dead.pids[rank], SIGKILL);
         for (uint32_t rank = 0; rank < 2; rank++)
@@ -225,20 +204,19 @@ static void told_main(const struct forks_self *self)
 {
     const struct told *told = (const struct told *)self->context + self->rank;
     struct cox_group *group = NULL;
-    struct cox_error err = {0};
     int r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
                                             .name = self->name,
                                             .rank = told->rank,
                                             .rank_count = told->rank_count,
                                             .value_size = told->value_size,
                                             .generation = told->generation},
-                 &group, &err);
-    FORK_CHECK(r == COX_INVALID && !group, "%d %s", r, err.text);
+                 &group, test_err());
+    FORK_CHECK(r == COX_INVALID && !group, "%d %s", r, test_error.text);
     char who[32], own[32];
     const struct told *other = (const struct told *)self->context + 1 - self->rank;
     snprintf(who, sizeof who, "rank %" PRIu32, other->rank);
     snprintf(own, sizeof own, "rank %" PRIu32, told->rank);
-    FORK_CHECK(strstr(err.text, who) && strstr(err.text, own), "%s", err.text);
+    FORK_CHECK(strstr(test_error.text, who) && strstr(test_error.text, own), "%s", test_error.text);
 }
 
 TEST(b13_k1_ranks_with_different_options)
@@ -270,17 +248,14 @@ TEST(b13_b23_a_rank_that_is_none_writes_nowhere)
              &group, NULL);
         _exit(0);
     }
-    while (stat(path, &st) < 0)
-        sched_yield();
+    AWAIT(stat(path, &st) >= 0);
     for (uint32_t rank = 2; rank < COX_RANK_COUNT_MAX; rank++) {
-        struct cox_error err = {0};
-        int r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
-                                                .name = name,
-                                                .rank = rank,
-                                                .rank_count = COX_RANK_COUNT_MAX},
-                     &group, &err);
-        assert_int_equal(r, COX_INVALID);
-        assert_non_null(strstr(err.text, "rank 0 has 2 ranks"));
+        assert_refused(join((struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                                       .name = name,
+                                                       .rank = rank,
+                                                       .rank_count = COX_RANK_COUNT_MAX},
+                            &group, test_err()),
+                       COX_INVALID, "rank 0 has 2 ranks");
     }
     int fd = open(path, O_RDWR | O_CLOEXEC);
     const uint8_t *bytes = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
@@ -316,14 +291,12 @@ TEST(p10_b14_b23_any_bit_of_what_a_file_is_for)
             r = cox_group_barrier(group, rank_group_patience(), NULL);
         _exit(r);
     }
-    while (stat(path, &st) < 0)
-        sched_yield();
+    AWAIT(stat(path, &st) >= 0);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     struct cox_group_layout *layout = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     assert_true(layout != MAP_FAILED);
-    while (cox_group_holder_state(atomic_load(&layout->ranks[0].identity.holder)) !=
-           COX_GROUP_JOINED)
-        sched_yield();
+    AWAIT(!(cox_group_holder_state(atomic_load(&layout->ranks[0].identity.holder)) !=
+            COX_GROUP_JOINED));
     uint8_t *made = (uint8_t *)&layout->wakeup.made;
     const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
                                               .name = name,
@@ -361,7 +334,6 @@ TEST(k3_b2_a_deadline_that_has_passed)
 {
     char name[64];
     struct cox_group *group = NULL;
-    struct cox_error err = {0};
     struct cox_group_options options = {.size = sizeof(struct cox_group_options),
                                         .name = test_unique_name(name),
                                         .rank_count = 1,
@@ -372,8 +344,8 @@ TEST(k3_b2_a_deadline_that_has_passed)
     group = cox_group_leave(group);
     options.rank_count = 4;
     options.rank = 1;
-    assert_int_equal(cox_group_join(&options, &group, &err), COX_TIMEOUT);
-    assert_string_equal(err.text, "ranks 0, 2-3 did not join");
+    assert_int_equal(cox_group_join(&options, &group, test_err()), COX_TIMEOUT);
+    assert_string_equal(test_error.text, "ranks 0, 2-3 did not join");
     assert_null(group);
     assert_int_equal(test_count_fds(), fds);
     assert_int_equal(own_names(), 0);
@@ -383,28 +355,26 @@ static void twice_main(const struct forks_self *self)
 {
     _Atomic uint32_t *refused = self->context;
     struct cox_group *group = NULL;
-    struct cox_error err = {0};
     int r =
         join((struct cox_group_options){.size = sizeof(struct cox_group_options),
                                         .name = self->name,
                                         .rank = 0,
                                         .rank_count = 2,
                                         .deadline_ns = self->rank == 2 ? rank_group_patience() : 0},
-             &group, &err);
+             &group, test_err());
     if (r == COX_TAKEN) {
-        FORK_CHECK(strstr(err.text, "rank 0 is process"), "%s", err.text);
+        FORK_CHECK(strstr(test_error.text, "rank 0 is process"), "%s", test_error.text);
         atomic_store(refused, 1);
         return;
     }
-    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
     rank_group_leave(self, group);
 }
 
 static void partner_main(const struct forks_self *self)
 {
     _Atomic uint32_t *refused = self->context;
-    while (!atomic_load(refused))
-        sched_yield();
+    AWAIT(atomic_load(refused));
     struct cox_group *group = rank_group_join(self);
     rank_group_leave(self, group);
 }
@@ -426,7 +396,6 @@ static void life_main(const struct forks_self *self)
      * meanwhile.
      */
     struct cox_group *group = NULL;
-    struct cox_error err = {0};
     bool first = self->rank == 0;
     struct cox_group_options options = {
         .size = sizeof(struct cox_group_options),
@@ -437,8 +406,8 @@ static void life_main(const struct forks_self *self)
         .generation = first ? 1 : 2,
         .deadline_ns = first ? cox_deadline_after_ms(300) : 0,
     };
-    int r = join(options, &group, &err);
-    FORK_CHECK(r == (first ? COX_TIMEOUT : 0), "%d %s", r, err.text);
+    int r = join(options, &group, test_err());
+    FORK_CHECK(r == (first ? COX_TIMEOUT : 0), "%d %s", r, test_error.text);
     if (group)
         rank_group_barrier(self, group);
     cox_group_leave(group);
@@ -459,18 +428,17 @@ static void jobs_main(const struct forks_self *self)
     const uint32_t rank = self->rank % 4;
     const uint64_t generation = 1 + self->rank / 4;
     struct cox_group *group = NULL;
-    struct cox_error err = {0};
     int r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
                                             .name = self->name,
                                             .rank = rank,
                                             .rank_count = 4,
                                             .generation = generation},
-                 &group, &err);
-    FORK_CHECK(r == 0, "generation %" PRIu64 ": %d %s", generation, r, err.text);
+                 &group, test_err());
+    FORK_CHECK(r == 0, "generation %" PRIu64 ": %d %s", generation, r, test_error.text);
     const uint64_t own[2] = {generation, rank};
     uint64_t all[4][2];
-    r = cox_group_gather(group, own, sizeof own, all, rank_group_patience(), &err);
-    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    r = cox_group_gather(group, own, sizeof own, all, rank_group_patience(), test_err());
+    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
     for (uint32_t i = 0; i < 4; i++)
         FORK_CHECK(all[i][0] == generation && all[i][1] == i,
                    "rank %" PRIu64 " of generation %" PRIu64, all[i][1], all[i][0]);
@@ -631,18 +599,17 @@ static void memory_main(const struct forks_self *self)
                                               .rank = self->rank,
                                               .rank_count = self->rank_count};
     struct cox_group *group = NULL;
-    struct cox_error err = {0};
     size_t fds = test_count_fds();
-    int r = join(options, &group, &err);
-    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    int r = join(options, &group, test_err());
+    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
     for (int i = 0; i < 100; i++)
         rank_group_barrier(self, group);
     cox_group_leave(group);
     FORK_CHECK(test_count_fds() == fds && fcntl(fd, F_GETFD) >= 0, "the fd is lent");
     /* It was used, and serves no group again. */
     group = NULL;
-    r = join(options, &group, &err);
-    FORK_CHECK(r == COX_PEER_DEAD && !group, "%d %s", r, err.text);
+    r = join(options, &group, test_err());
+    FORK_CHECK(r == COX_PEER_DEAD && !group, "%d %s", r, test_error.text);
 }
 
 TEST(b16_k28_memory_by_fd)
@@ -656,15 +623,13 @@ TEST(b16_k28_memory_by_fd)
     close(fd);
 
     struct cox_group *group = NULL;
-    struct cox_error err = {0};
     fd = memfd_create("group", MFD_CLOEXEC);
     assert_int_equal(ftruncate(fd, (off_t)size - 1), 0);
-    assert_int_equal(join((struct cox_group_options){.size = sizeof(struct cox_group_options),
-                                                     .fd = fd,
-                                                     .rank_count = 4},
-                          &group, &err),
-                     COX_INVALID);
-    assert_non_null(strstr(err.text, "need"));
+    assert_refused(join((struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                                   .fd = fd,
+                                                   .rank_count = 4},
+                        &group, test_err()),
+                   COX_INVALID, "need");
     close(fd);
     int pipes[2];
     assert_int_equal(pipe2(pipes, O_CLOEXEC), 0);
@@ -710,13 +675,12 @@ TEST(b16_k28_memory_is_a_part_of_an_object)
             assert_int_equal(bytes[before], 0);
     }
     munmap(bytes, 2 * part + size);
-    struct cox_error err = {0};
     const uint64_t one = cox_group_memory_size(1, 0);
     assert_int_equal(ftruncate(memory.fd, (off_t)(page + one)), 0);
-    assert_int_equal(join_at(memory.fd, 2 * page, &err), COX_INVALID);
+    assert_int_equal(join_at(memory.fd, 2 * page, test_err()), COX_INVALID);
     char expected[64];
     snprintf(expected, sizeof expected, "need %" PRIu64 " from %" PRIu64 " on", one, 2 * page);
-    assert_non_null(strstr(err.text, expected));
+    assert_contains(test_error.text, expected);
     const uint64_t beyond[] = {page + page * (one / page + 1), UINT64_MAX / page * page,
                                (uint64_t)INT64_MAX / page * page, UINT64_C(1) << 63};
     for (size_t i = 0; i < sizeof beyond / sizeof beyond[0]; i++)
@@ -732,7 +696,6 @@ TEST(b51_k26_no_space_is_reported_with_numbers)
 {
     struct rlimit old, small;
     struct cox_group *group = NULL;
-    struct cox_error err = {0};
     char name[64];
     test_unique_name(name);
     getrlimit(RLIMIT_FSIZE, &old);
@@ -743,15 +706,14 @@ TEST(b51_k26_no_space_is_reported_with_numbers)
                                             .name = name,
                                             .rank_count = 2,
                                             .value_size = 8 << 20},
-                 &group, &err);
+                 &group, test_err());
     setrlimit(RLIMIT_FSIZE, &old);
-    assert_int_equal(r, COX_NO_SPACE);
-    assert_non_null(strstr(err.text, "1048576"));
+    assert_refused(r, COX_NO_SPACE, "1048576");
     r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
                                         .name = name,
                                         .rank_count = COX_RANK_COUNT_MAX,
                                         .value_size = COX_GROUP_VALUE_SIZE_MAX},
-             &group, &err);
+             &group, test_err());
     assert_int_equal(r, COX_NO_SPACE);
     assert_int_equal(own_names(), 0);
 }
@@ -791,8 +753,7 @@ TEST(k28_memory_and_sockets_alone)
     assert_int_equal(cox_socket_pair(fds), 0);
     assert_int_equal(cox_socket_send(fds[0], &byte, 1, &sent, 1, rank_group_patience()), 0);
     byte = 0;
-    assert_int_equal(cox_socket_receive(fds[1], &byte, 1, &got, 1, &count, rank_group_patience()),
-                     0);
+    assert_ok(cox_socket_receive(fds[1], &byte, 1, &got, 1, &count, rank_group_patience()));
     assert_true(byte == 3 && count == 1 && got > 2);
     close(got);
     close(sent);

@@ -1,17 +1,6 @@
 /* The rank group: barrier, values, epochs, subgroups; every rank a process. */
 #include "rank_group.h"
 
-#include <inttypes.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include "channel/shm/geometry.h"
 #include "worker/group/group_private.h"
 
@@ -36,8 +25,7 @@ static size_t own_names(void)
 static void await_count(_Atomic uint64_t *counter, uint64_t count)
 {
     atomic_fetch_add(counter, 1);
-    while (atomic_load(counter) < count)
-        sched_yield();
+    AWAIT(atomic_load(counter) >= count);
 }
 
 /* ---- barriers ---- */
@@ -86,19 +74,18 @@ RANKS_TEST(k7_a_deadline_of_0_is_refused, 2, NULL)
     int fds[FORKS_MAX];
     uint64_t value = 1, values[FORKS_MAX];
     for (int call = 0; call < 4; call++) {
-        struct cox_error err = {0};
-        int r = call == 0   ? cox_group_barrier(group, 0, &err)
-                : call == 1 ? cox_group_gather(group, &value, sizeof value, values, 0, &err)
+        int r = call == 0   ? cox_group_barrier(group, 0, test_err())
+                : call == 1 ? cox_group_gather(group, &value, sizeof value, values, 0, test_err())
                 : call == 2
-                    ? cox_group_gather_fds(group, 0, COX_GROUP_FD_KEEP, fds, 0, &err)
+                    ? cox_group_gather_fds(group, 0, COX_GROUP_FD_KEEP, fds, 0, test_err())
                     : cox_group_join(
                           &(struct cox_group_options){.size = sizeof(struct cox_group_options),
                                                       .name = "no_deadline",
                                                       .fd = -1,
                                                       .rank_count = 1},
-                          &none, &err);
-        FORK_CHECK(r == COX_INVALID && strstr(err.text, "deadline_ns is 0"), "call %d: %d %s", call,
-                   r, err.text);
+                          &none, test_err());
+        FORK_CHECK(r == COX_INVALID && strstr(test_error.text, "deadline_ns is 0"),
+                   "call %d: %d %s", call, r, test_error.text);
     }
     rank_group_leave(self, group);
 }
@@ -111,12 +98,11 @@ static void gather_once(const struct forks_self *self, struct cox_group *group, 
     uint32_t count = cox_group_get_info(group).rank_count, own = cox_group_get_info(group).rank;
     uint8_t *value = malloc(size), *values = malloc(size * count + 1);
     FORK_CHECK(value && values, "memory");
-    struct cox_error err = {0};
     for (size_t i = 0; i < size; i++)
         value[i] = (uint8_t)mix(round << 32 ^ own << 24 ^ i);
     memset(values, 0xee, size * count + 1);
-    int r = cox_group_gather(group, value, size, values, rank_group_patience(), &err);
-    FORK_CHECK(r == 0, "gather of %zu: %d %s", size, r, err.text);
+    int r = cox_group_gather(group, value, size, values, rank_group_patience(), test_err());
+    FORK_CHECK(r == 0, "gather of %zu: %d %s", size, r, test_error.text);
     for (uint32_t rank = 0; rank < count; rank++)
         for (size_t i = 0; i < size; i++)
             FORK_CHECK(values[rank * size + i] == (uint8_t)mix(round << 32 ^ rank << 24 ^ i),
@@ -174,10 +160,9 @@ RANKS_TEST(k8_in_place, 4, NULL)
     struct cox_group *group = rank_group_join(self);
     uint32_t values[4] = {9, 9, 9, 9};
     values[self->rank] = 100 + self->rank;
-    struct cox_error err = {0};
     int r = cox_group_gather(group, &values[self->rank], sizeof values[0], values,
-                             rank_group_patience(), &err);
-    FORK_CHECK(r == 0, "%s", err.text);
+                             rank_group_patience(), test_err());
+    FORK_CHECK(r == 0, "%s", test_error.text);
     for (uint32_t rank = 0; rank < 4; rank++)
         FORK_CHECK(values[rank] == 100 + rank, "%" PRIu32, values[rank]);
     rank_group_leave(self, group);
@@ -190,11 +175,10 @@ RANKS_TEST(k9_sizes_that_cannot_be_are_refused_on_all, 4, NULL)
     uint8_t value[4096] = {0}, values[4 * 4096];
     struct cox_group *group = rank_group_join(self);
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-        struct cox_error err = {0};
         int r = cox_group_gather(group, value, wrong[i][self->rank], values, rank_group_patience(),
-                                 &err);
-        FORK_CHECK(r == COX_INVALID && err.code == r && strstr(err.text, "bytes"), "%zu: %d %s", i,
-                   r, err.text);
+                                 test_err());
+        FORK_CHECK(r == COX_INVALID && test_error.code == r && strstr(test_error.text, "bytes"),
+                   "%zu: %d %s", i, r, test_error.text);
         FORK_CHECK(cox_group_gather(group, NULL, 8, values, 0, NULL) == COX_INVALID, "no value");
         FORK_CHECK(cox_group_gather(group, value, 8, NULL, 0, NULL) == COX_INVALID, "no values");
         gather_once(self, group, 64, i); /* they are in step all the same */
@@ -206,13 +190,13 @@ RANKS_TEST(b13_another_operation_is_reported, 4, NULL)
 {
     uint8_t value[8] = {0}, values[4 * 8];
     struct cox_group *group = rank_group_join(self);
-    struct cox_error err = {0};
     int r = self->rank == 2
-                ? cox_group_barrier(group, rank_group_patience(), &err)
-                : cox_group_gather(group, value, 8, values, rank_group_patience(), &err);
-    FORK_CHECK(r == COX_CORRUPT || r == COX_ABORTED, "%d %s", r, err.text);
-    FORK_CHECK(r != COX_CORRUPT || (strstr(err.text, "a barrier") && strstr(err.text, "a gather")),
-               "%s", err.text);
+                ? cox_group_barrier(group, rank_group_patience(), test_err())
+                : cox_group_gather(group, value, 8, values, rank_group_patience(), test_err());
+    FORK_CHECK(r == COX_CORRUPT || r == COX_ABORTED, "%d %s", r, test_error.text);
+    FORK_CHECK(r != COX_CORRUPT ||
+                   (strstr(test_error.text, "a barrier") && strstr(test_error.text, "a gather")),
+               "%s", test_error.text);
     FORK_CHECK(cox_group_barrier(group, rank_group_patience(), NULL) == COX_ABORTED, "afterwards");
     FORK_CHECK(cox_group_align(group, 1) == 0, "align");
     rank_group_barrier(self, group);
@@ -225,16 +209,15 @@ RANKS_TEST(b2_b18_a_timeout_names_the_missing_rank_and_align_helps, 4, forks_sha
 {
     _Atomic uint32_t *gate = self->context;
     struct cox_group *group = rank_group_join(self);
-    struct cox_error err = {0};
     if (self->rank == 2) {
         while (atomic_load(gate) < 3) /* the others have aborted */
             sched_yield();
-        int r = cox_group_barrier(group, rank_group_patience(), &err);
-        FORK_CHECK(r == COX_ABORTED, "who comes late: %d %s", r, err.text);
+        int r = cox_group_barrier(group, rank_group_patience(), test_err());
+        FORK_CHECK(r == COX_ABORTED, "who comes late: %d %s", r, test_error.text);
     } else {
-        int r = cox_group_barrier(group, cox_deadline_after_ms(20), &err);
-        FORK_CHECK(r == COX_TIMEOUT || r == COX_ABORTED, "%d %s", r, err.text);
-        FORK_CHECK(r == COX_ABORTED || strstr(err.text, "rank 2 "), "%s", err.text);
+        int r = cox_group_barrier(group, cox_deadline_after_ms(20), test_err());
+        FORK_CHECK(r == COX_TIMEOUT || r == COX_ABORTED, "%d %s", r, test_error.text);
+        FORK_CHECK(r == COX_ABORTED || strstr(test_error.text, "rank 2 "), "%s", test_error.text);
         atomic_fetch_add(gate, 1);
     }
     FORK_CHECK(cox_group_barrier(group, rank_group_patience(), NULL) == COX_ABORTED, "out of step");
@@ -259,7 +242,6 @@ RANKS_TEST(k26_an_abort_ends_it_on_all, 4, forks_share(4096))
     _Atomic uint64_t *passed = self->context;
     struct cox_group *group = rank_group_join(self);
     for (uint64_t epoch = 1; epoch <= 20; epoch++) {
-        struct cox_error err = {0};
         if (self->rank == epoch % 4) {
             /* Whether the others are in the barrier, or not yet. */
             pthread_t thread;
@@ -267,8 +249,8 @@ RANKS_TEST(k26_an_abort_ends_it_on_all, 4, forks_share(4096))
             pthread_join(thread, NULL);
             FORK_CHECK(cox_group_align(group, epoch - 1) == COX_INVALID, "over is over");
         }
-        int r = cox_group_barrier(group, rank_group_patience(), &err);
-        FORK_CHECK(r == COX_ABORTED, "%d %s", r, err.text);
+        int r = cox_group_barrier(group, rank_group_patience(), test_err());
+        FORK_CHECK(r == COX_ABORTED, "%d %s", r, test_error.text);
         FORK_CHECK(cox_group_align(group, epoch) == 0, "align");
         rank_group_barrier(self, group);
         await_count(passed, 4 * epoch);
@@ -285,7 +267,6 @@ static void asks_main(const struct forks_self *self)
 {
     int count = 0;
     struct cox_group *group = NULL;
-    struct cox_error err = {0};
     const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
                                               .name = self->name,
                                               .rank = self->rank,
@@ -294,8 +275,8 @@ static void asks_main(const struct forks_self *self)
                                               .cancelled = asked,
                                               .context = &count};
     if (self->rank_count == 1) { /* the other never comes */
-        int r = cox_group_join(&options, &group, &err);
-        FORK_CHECK(r == COX_ABORTED && !group, "%d %s", r, err.text);
+        int r = cox_group_join(&options, &group, test_err());
+        FORK_CHECK(r == COX_ABORTED && !group, "%d %s", r, test_error.text);
         return;
     }
     struct cox_group *joined = rank_group_join(self);
@@ -303,9 +284,10 @@ static void asks_main(const struct forks_self *self)
         cox_group_leave(joined);
         return;
     }
-    int r = cox_group_barrier(joined, rank_group_patience(), &err);
-    FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank 0") && strstr(err.text, "left"),
-               "%d %s", r, err.text);
+    int r = cox_group_barrier(joined, rank_group_patience(), test_err());
+    FORK_CHECK(r == COX_PEER_DEAD && strstr(test_error.text, "rank 0") &&
+                   strstr(test_error.text, "left"),
+               "%d %s", r, test_error.text);
     FORK_CHECK(cox_group_align(joined, 1) == 0, "align");
     r = cox_group_barrier(joined, rank_group_patience(), NULL);
     FORK_CHECK(r == COX_PEER_DEAD, "for good: %d", r);
@@ -327,7 +309,6 @@ TEST(b3_a_leaving_rank_is_reported)
 RANKS_TEST(k7_epochs_do_not_mix, 2, forks_share(4096))
 {
     struct cox_group *group = rank_group_join(self);
-    struct cox_error err = {0};
     FORK_CHECK(cox_group_align(group, 1) == 0, "align");
     rank_group_barrier(self, group);
     rank_group_barrier(self, group);
@@ -336,8 +317,9 @@ RANKS_TEST(k7_epochs_do_not_mix, 2, forks_share(4096))
         FORK_CHECK(cox_group_align(group, 2) == 0, "align");
         rank_group_barrier(self, group);
     } else {
-        int r = cox_group_barrier(group, rank_group_patience(), &err);
-        FORK_CHECK(r == COX_ABORTED && strstr(err.text, "rank 1"), "%d %s", r, err.text);
+        int r = cox_group_barrier(group, rank_group_patience(), test_err());
+        FORK_CHECK(r == COX_ABORTED && strstr(test_error.text, "rank 1"), "%d %s", r,
+                   test_error.text);
         FORK_CHECK(cox_group_align(group, 2) == 0, "align");
         rank_group_barrier(self, group);
     }
@@ -443,9 +425,8 @@ static struct cox_group *subgroup_of(const struct forks_self *self, struct cox_g
                                      const char *name, struct cox_rank_set members)
 {
     struct cox_group *subgroup = NULL;
-    struct cox_error err = {0};
-    int r = cox_group_subgroup(group, name, &members, &subgroup, &err);
-    FORK_CHECK(r == 0, "subgroup %s: %d %s", name, r, err.text);
+    int r = cox_group_subgroup(group, name, &members, &subgroup, test_err());
+    FORK_CHECK(r == 0, "subgroup %s: %d %s", name, r, test_error.text);
     return subgroup;
 }
 
@@ -530,9 +511,8 @@ RANKS_TEST(k6_k26_subgroups_that_cannot_be, 2, NULL)
     if (self->rank == 0)
         subgroup_of(self, group, "both", all);
     rank_group_barrier(self, group);
-    struct cox_error err = {0};
     if (self->rank == 1)
-        FORK_CHECK(cox_group_subgroup(group, "both", &own, &subgroup, &err) == 0, "disjoint");
+        FORK_CHECK(cox_group_subgroup(group, "both", &own, &subgroup, test_err()) == 0, "disjoint");
     for (int i = 2; i < COX_SUBGROUP_COUNT_MAX; i++) {
         char name[16];
         snprintf(name, sizeof name, "s%d", i);
@@ -541,8 +521,9 @@ RANKS_TEST(k6_k26_subgroups_that_cannot_be, 2, NULL)
     FORK_CHECK(cox_group_subgroup(group, "more", &all, &subgroup, NULL) == COX_FULL, "full");
     if (self->rank == 0) {
         struct cox_group *both = subgroup_of(self, group, "both", all);
-        int r = cox_group_barrier(both, rank_group_patience(), &err);
-        FORK_CHECK(r == COX_CORRUPT && strstr(err.text, "other members"), "%d %s", r, err.text);
+        int r = cox_group_barrier(both, rank_group_patience(), test_err());
+        FORK_CHECK(r == COX_CORRUPT && strstr(test_error.text, "other members"), "%d %s", r,
+                   test_error.text);
     }
     rank_group_barrier(self, group); /* the subgroup's failure is its own */
     rank_group_leave(self, group);

@@ -3,23 +3,12 @@
  * requirements P8, A23, A26.
  */
 #include "channel/base/thread.h"
-#include "coordinator/executor/core.h"
 #include "coordinator/executor/requests_internal.h"
 #include "coordinator/recovery/recovery.h"
 #include "rights.h"
 #include "testing.h"
 
 #include <coxswain/server.h>
-
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define RANK_COUNT_MAX 8
 
@@ -91,26 +80,30 @@ static void group_start(uint32_t rank_count, const char *const *command,
     };
     struct cox_recovery_options used = *options;
     struct cox_recovery *recovery = NULL;
-    struct cox_error err = {0};
     pthread_mutex_init(&group.lock, NULL);
     pthread_cond_init(&group.changed, NULL);
-    int r = cox_executor_start(&executor_options, &group.executor, &err);
+    int r = cox_executor_start(&executor_options, &group.executor, test_err());
     if (r == 0 && config) {
         struct cox_init_summary summary;
         r = cox_executor_init(group.executor, config, config->key ? 1 : 0, test_patience(),
-                              &summary, &err);
+                              &summary, test_err());
     }
     used.log = (struct cox_log){.fn = on_log};
     used.failed = on_failed;
     used.context = &group;
     if (r == 0)
-        r = cox_recovery_start(group.executor, &used, &recovery, &err);
-    if (r)
-        fail_msg("no group: %d: %s", r, err.text);
+        r = cox_recovery_start(group.executor, &used, &recovery, test_err());
+    assert_ok(r);
     pthread_mutex_lock(&group.lock);
     group.recovery = recovery;
     pthread_mutex_unlock(&group.lock);
 }
+
+#define POLICY(...)                                                                                \
+    &(const struct cox_recovery_options)                                                           \
+    {                                                                                              \
+        .policy = { __VA_ARGS__ }                                                                  \
+    }
 
 static const struct cox_config_entry no_config[] = {{NULL, NULL}};
 
@@ -194,14 +187,10 @@ static void visit_nothing(void *context, const struct cox_completion *completion
 
 static void expect_echo(void)
 {
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_ALL,
-                                               .deadline_ns = test_patience()};
-    struct cox_error err = {0};
-    int r =
-        cox_executor_call_opaque(group.executor, "echo x", 6, &options, visit_nothing, NULL, &err);
-    if (r)
-        fail_msg("the group does not reply: %d: %s", r, err.text);
+    assert_ok(cox_executor_call_opaque(
+        group.executor, "echo x", 6,
+        SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = test_patience()), visit_nothing, NULL,
+        test_err()));
 }
 
 static int order_restart(uint32_t rank, bool kill, bool *ret_replaced, struct cox_error *err)
@@ -275,9 +264,8 @@ static int task_join(struct task *task)
 RECOVERY_TEST(p8_a_dead_rank_is_replaced_and_initialized)
 {
     for (uint32_t n = 1; n <= 8; n *= 2) {
-        const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
-                                                     .policy.restart_max = 100};
-        group_start(n, NULL, no_config, &options);
+        group_start(n, NULL, no_config,
+                    POLICY(.on_death = COX_ON_DEATH_RESTART, .restart_max = 100));
         assert_int_equal(await_recovery(0), 0);
         for (uint32_t rank = 0; rank < n; rank++) {
             kill_rank(rank);
@@ -294,16 +282,13 @@ RECOVERY_TEST(p8_a_dead_rank_is_replaced_and_initialized)
     }
 }
 
-/* A recovery before the first question is reported once. */
 RECOVERY_TEST(p8_a_recovery_meanwhile_is_reported_once)
 {
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct cox_recovery_status status;
-    group_start(2, NULL, no_config, &options);
+    group_start(2, NULL, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART));
     kill_rank(1);
     await_deaths(1);
-    while (incarnation(1) < 2)
-        sched_yield();
+    AWAIT(incarnation(1) >= 2);
     await_doing("", &status);
     assert_int_equal(await_recovery(COX_STALE), COX_STALE);
     assert_int_equal(await_recovery(COX_STALE), 0);
@@ -313,9 +298,8 @@ RECOVERY_TEST(p8_a_recovery_meanwhile_is_reported_once)
 /* A step has ended of a death whose hook is not called yet. */
 RECOVERY_TEST(p8_a_death_that_is_not_told_yet_is_waited_for)
 {
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct task task = {.run = task_await, .code = COX_PEER_DEAD};
-    group_start(2, NULL, no_config, &options);
+    group_start(2, NULL, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART));
     group.hold = true;
     kill_rank(1);
     await_deaths(1);
@@ -330,23 +314,17 @@ RECOVERY_TEST(p8_a_death_that_is_not_told_yet_is_waited_for)
 
 static int echo_in(uint64_t epoch)
 {
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_ALL,
-                                               .deadline_ns = test_patience(),
-                                               .epoch = epoch};
-    struct cox_error err = {0};
-    return cox_executor_call_opaque(group.executor, "echo x", 6, &options, visit_nothing, NULL,
-                                    &err);
+    return cox_executor_call_opaque(
+        group.executor, "echo x", 6,
+        SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = test_patience(), .epoch = epoch),
+        visit_nothing, NULL, test_err());
 }
 
 /* A planner of steps may not notice meanwhile: no step of its own was in flight. */
 RECOVERY_TEST(p8_what_builds_on_ranks_that_are_no_more_is_refused)
 {
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
-    const struct cox_recovery_options by_order = {.policy.on_death = COX_ON_DEATH_WAIT};
-    struct cox_error err;
     bool replaced;
-    group_start(2, NULL, no_config, &options);
+    group_start(2, NULL, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART));
     uint64_t epoch = cox_executor_epoch(group.executor);
     assert_int_equal(echo_in(epoch), 0);
     kill_rank(1);
@@ -357,16 +335,15 @@ RECOVERY_TEST(p8_what_builds_on_ranks_that_are_no_more_is_refused)
     assert_int_equal(echo_in(0), 0);
     group_end();
     /* A rank that is there again, before it is initialized, knows nothing either. */
-    group_start(2, NULL, NULL, &by_order);
+    group_start(2, NULL, NULL, POLICY(.on_death = COX_ON_DEATH_WAIT));
     epoch = cox_executor_epoch(group.executor);
-    assert_int_equal(order_restart(1, true, &replaced, &err), 0);
+    assert_ok(order_restart(1, true, &replaced, test_err()));
     assert_int_equal(echo_in(epoch), COX_STALE);
 }
 
 RECOVERY_TEST(p8_two_ranks_at_once)
 {
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
-    group_start(4, NULL, no_config, &options);
+    group_start(4, NULL, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART));
     pid_t others[] = {cox_executor_pid(group.executor, 0), cox_executor_pid(group.executor, 2)};
     kill_rank(1);
     kill_rank(3);
@@ -384,10 +361,8 @@ RECOVERY_TEST(p8_two_ranks_at_once)
 RECOVERY_TEST(p8_a_new_one_that_dies_half_way_is_replaced_again)
 {
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
-                                                 .policy.backoff_min_ms = 1,
-                                                 .policy.backoff_max_ms = 2};
-    group_start(2, fragile, no_config, &options);
+    group_start(2, fragile, no_config,
+                POLICY(.on_death = COX_ON_DEATH_RESTART, .backoff_min_ms = 1, .backoff_max_ms = 2));
     kill_rank(1);
     assert_int_equal(await_recovery(COX_PEER_DEAD), COX_STALE);
     assert_int_equal(incarnation(1), 4);
@@ -404,7 +379,6 @@ RECOVERY_TEST(p8_more_deaths_than_the_limit_are_a_crash_loop)
                                                  .policy.backoff_min_ms = 1,
                                                  .policy.backoff_max_ms = 2};
     struct cox_recovery_status status;
-    struct cox_error err = {0};
     bool replaced;
     group_start(2, fragile, no_config, &options);
     kill_rank(1);
@@ -419,10 +393,11 @@ RECOVERY_TEST(p8_more_deaths_than_the_limit_are_a_crash_loop)
     cox_recovery_status(group.recovery, &status);
     assert_string_equal(status.doing, "the group has failed");
     assert_int_equal(status.recent_deaths, 4);
-    assert_int_equal(cox_recovery_await(group.recovery, COX_DEADLINE_NEVER, &err), COX_PEER_DEAD);
-    assert_string_equal(err.text, group.failure.text);
-    assert_int_equal(order_restart(1, false, &replaced, &err), COX_PEER_DEAD);
-    assert_contains(err.text, "the group has failed");
+    assert_int_equal(cox_recovery_await(group.recovery, COX_DEADLINE_NEVER, test_err()),
+                     COX_PEER_DEAD);
+    assert_string_equal(test_error.text, group.failure.text);
+    assert_refused(order_restart(1, false, &replaced, test_err()), COX_PEER_DEAD,
+                   "the group has failed");
     assert_int_equal(group.failed_count, 1);
 }
 
@@ -461,7 +436,6 @@ RECOVERY_TEST(p8_the_pause_between_tries_doubles)
                                                  .policy.backoff_max_ms = 3000000};
     const uint32_t pauses[] = {1000000, 2000000, 3000000};
     struct cox_recovery_status status;
-    struct cox_error err;
     bool replaced;
     group_start(2, fragile, no_config, &options);
     kill_rank(1);
@@ -469,7 +443,7 @@ RECOVERY_TEST(p8_the_pause_between_tries_doubles)
         await_doing("pausing", &status);
         assert_in_range(pause_of(status.doing), pauses[k] - 900000, pauses[k]);
         assert_int_equal(incarnation(1), k + 2);
-        int r = order_restart(1, false, &replaced, &err);
+        int r = order_restart(1, false, &replaced, test_err());
         assert_int_equal(r, k < 2 ? COX_PEER_DEAD : 0);
         assert_int_equal(replaced, k == 2);
     }
@@ -486,14 +460,14 @@ RECOVERY_TEST(p8_the_pause_between_tries_doubles)
 RECOVERY_TEST(p8_without_a_policy_a_death_is_the_end)
 {
     const struct cox_recovery_options options = {0};
-    struct cox_error err = {0};
     group_start(2, NULL, no_config, &options);
     kill_rank(0);
     await_failed();
     assert_contains(group.failure.text, "rank 0 (pid ");
     assert_contains(group.failure.text, "was killed by signal 9");
-    assert_int_equal(cox_recovery_await(group.recovery, COX_DEADLINE_NEVER, &err), COX_PEER_DEAD);
-    assert_string_equal(err.text, group.failure.text);
+    assert_int_equal(cox_recovery_await(group.recovery, COX_DEADLINE_NEVER, test_err()),
+                     COX_PEER_DEAD);
+    assert_string_equal(test_error.text, group.failure.text);
     /* A caller with a more detailed error keeps it. */
     struct cox_error known = {.code = COX_PEER_DEAD, .text = "in the midst of step 7"};
     assert_int_equal(cox_recovery_await(group.recovery, COX_DEADLINE_NEVER, &known), COX_PEER_DEAD);
@@ -504,24 +478,22 @@ RECOVERY_TEST(p8_without_a_policy_a_death_is_the_end)
 
 RECOVERY_TEST(p8_a_group_waits_for_the_order)
 {
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_WAIT};
     struct task task = {.run = task_await, .code = COX_PEER_DEAD};
     struct cox_recovery_status status;
-    struct cox_error err;
     bool replaced;
-    group_start(3, NULL, no_config, &options);
+    group_start(3, NULL, no_config, POLICY(.on_death = COX_ON_DEATH_WAIT));
     kill_rank(0);
     kill_rank(2);
     await_deaths(2);
     task_start(&task);
     await_doing("coxswain recover restart --rank ", &status);
     /* One is replaced, and the other one still missing: the group cannot continue. */
-    assert_int_equal(order_restart(2, false, &replaced, &err), 0);
+    assert_ok(order_restart(2, false, &replaced, test_err()));
     assert_true(replaced);
     await_doing("restart --rank 0", &status);
-    assert_int_equal(order_restart(1, false, &replaced, &err), 0);
+    assert_ok(order_restart(1, false, &replaced, test_err()));
     assert_false(replaced);
-    assert_int_equal(order_restart(0, false, &replaced, &err), 0);
+    assert_ok(order_restart(0, false, &replaced, test_err()));
     assert_int_equal(task_join(&task), COX_STALE);
     expect_echo();
     assert_int_equal(group.failed_count, 0);
@@ -529,25 +501,23 @@ RECOVERY_TEST(p8_a_group_waits_for_the_order)
 
 RECOVERY_TEST(p8_a_wait_for_the_order_ends_at_its_deadline)
 {
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_WAIT};
     struct cox_recovery_status status;
-    struct cox_error err = {0};
     bool replaced;
-    group_start(2, NULL, no_config, &options);
+    group_start(2, NULL, no_config, POLICY(.on_death = COX_ON_DEATH_WAIT));
     kill_rank(1);
     await_doing("coxswain recover restart --rank 1", &status);
     const uint64_t deadlines_ns[] = {0, cox_deadline_after_ms(100)};
     for (int i = 0; i < 2; i++) {
-        cox_error_clear(&err);
+        struct cox_error err = {0};
         cox_fail(&err, COX_PEER_DEAD, "as a step would say");
         assert_int_equal(cox_recovery_await(group.recovery, deadlines_ns[i], &err), COX_TIMEOUT);
         assert_int_equal(err.code, COX_TIMEOUT);
         assert_contains(err.text, "waiting for an order");
     }
     assert_true(cox_now_ns() >= deadlines_ns[1]);
-    assert_int_equal(order_restart(1, false, &replaced, &err), 0);
-    assert_int_equal(cox_recovery_await(group.recovery, 0, &err), COX_STALE);
-    assert_int_equal(cox_recovery_await(group.recovery, 0, &err), 0);
+    assert_ok(order_restart(1, false, &replaced, test_err()));
+    assert_int_equal(cox_recovery_await(group.recovery, 0, test_err()), COX_STALE);
+    assert_ok(cox_recovery_await(group.recovery, 0, test_err()));
     assert_int_equal(incarnation(1), 2);
     expect_echo();
 }
@@ -570,45 +540,38 @@ RECOVERY_TEST(p8_a_server_of_ones_own_replaces_a_rank_by_order)
         .memory.attach = test_attach(),
     };
     struct cox_server_options options = COX_SERVER_OPTIONS_INIT;
-    struct cox_error err = {0};
     options.executor = &executor_options;
     options.init = true;
     options.restart.on_death = COX_ON_DEATH_WAIT;
-    int r = cox_server_new(&options, &group.server, &err);
-    if (r == 0)
-        r = cox_server_start(group.server, &err);
-    if (r)
-        fail_msg("no server: %d: %s", r, err.text);
+    assert_ok(cox_server_new(&options, &group.server, test_err()));
+    assert_ok(cox_server_start(group.server, test_err()));
     group.executor = cox_server_executor(group.server);
 
-    assert_int_equal(cox_server_restart(group.server, 2, false, test_patience(), &err),
+    assert_int_equal(cox_server_restart(group.server, 2, false, test_patience(), test_err()),
                      COX_INVALID);
-    assert_int_equal(cox_server_restart(group.server, 1, false, test_patience(), &err), 0);
+    assert_ok(cox_server_restart(group.server, 1, false, test_patience(), test_err()));
     assert_int_equal(incarnation(1), 1); /* it lives */
     kill_rank(1);
     for (uint64_t end_ns = test_patience(); liveness(1) != COX_LIVENESS_DEAD; sched_yield())
         assert_true(cox_now_ns() < end_ns);
-    cox_error_clear(&err);
+    struct cox_error err = {0};
     cox_fail(&err, COX_PEER_DEAD, "as a step would say");
     assert_int_equal(cox_server_await_recovery(group.server, cox_deadline_after_ms(100), &err),
                      COX_TIMEOUT);
-    cox_error_clear(&err);
-    if (cox_server_restart(group.server, 1, false, test_patience(), &err))
-        fail_msg("restart: %d: %s", err.code, err.text);
+    assert_ok(cox_server_restart(group.server, 1, false, test_patience(), test_err()));
     assert_int_equal(incarnation(1), 2);
-    assert_int_equal(cox_server_await_recovery(group.server, test_patience(), &err), COX_STALE);
+    assert_int_equal(cox_server_await_recovery(group.server, test_patience(), test_err()),
+                     COX_STALE);
     expect_echo();
-    if (cox_server_restart(group.server, 0, true, test_patience(), &err))
-        fail_msg("kill and restart: %d: %s", err.code, err.text);
+    assert_ok(cox_server_restart(group.server, 0, true, test_patience(), test_err()));
     assert_int_equal(incarnation(0), 2);
     expect_echo();
 }
 
 RECOVERY_TEST(p8_all_are_started_again)
 {
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART_ALL};
     struct cox_recovery_status status;
-    group_start(3, NULL, no_config, &options);
+    group_start(3, NULL, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART_ALL));
     kill_rank(1);
     assert_int_equal(await_recovery(COX_PEER_DEAD), COX_STALE);
     for (uint32_t rank = 0; rank < 3; rank++)
@@ -624,16 +587,14 @@ RECOVERY_TEST(p8_all_are_started_again)
 RECOVERY_TEST(p8_a_living_rank_is_killed_only_by_order)
 {
     for (int policy = COX_ON_DEATH_FAIL; policy < COX_ON_DEATH_COUNT; policy++) {
-        const struct cox_recovery_options options = {.policy.on_death = (enum cox_on_death)policy};
         struct cox_recovery_status status;
-        struct cox_error err;
         bool replaced;
-        group_start(2, NULL, no_config, &options);
+        group_start(2, NULL, no_config, POLICY(.on_death = (enum cox_on_death)policy));
         pid_t pid = cox_executor_pid(group.executor, 1);
-        assert_int_equal(order_restart(1, false, &replaced, &err), 0);
+        assert_ok(order_restart(1, false, &replaced, test_err()));
         assert_false(replaced);
         assert_int_equal(cox_executor_pid(group.executor, 1), pid);
-        assert_int_equal(order_restart(1, true, &replaced, &err), 0);
+        assert_ok(order_restart(1, true, &replaced, test_err()));
         assert_true(replaced);
         assert_int_not_equal(cox_executor_pid(group.executor, 1), pid);
         assert_int_equal(incarnation(0), policy == COX_ON_DEATH_RESTART_ALL ? 2 : 1);
@@ -642,7 +603,7 @@ RECOVERY_TEST(p8_a_living_rank_is_killed_only_by_order)
         cox_recovery_status(group.recovery, &status);
         assert_int_equal(status.recent_deaths, 0);
         assert_int_equal(group.failed_count, 0);
-        assert_int_equal(order_restart(2, true, &replaced, &err), COX_INVALID);
+        assert_int_equal(order_restart(2, true, &replaced, test_err()), COX_INVALID);
         group_end();
     }
 }
@@ -657,75 +618,68 @@ static int command(enum cox_recover_command which, struct cox_recover_result *re
 RECOVERY_TEST(a26_commands_are_idempotent_and_a_paused_group_sleeps)
 {
     const char *const pauses[] = {test_worker_program(), "pauses", NULL};
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct cox_recover_result results[2];
-    struct cox_error err;
-    group_start(2, pauses, no_config, &options);
+    group_start(2, pauses, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART));
     const enum cox_recover_command commands[] = {COX_RECOVER_PAUSE, COX_RECOVER_REINIT,
                                                  COX_RECOVER_START};
     struct task task = {.run = task_await, .code = COX_STATE};
     for (size_t i = 0; i < 3; i++) {
-        assert_int_equal(command(commands[i], results, &err), 0);
+        assert_ok(command(commands[i], results, test_err()));
         assert_string_equal(results[1].text, "");
         if (i == 0)
             task_start(&task);
-        assert_int_equal(command(commands[i], results, &err), 0);
+        assert_ok(command(commands[i], results, test_err()));
         assert_string_equal(results[0].text, "already");
         assert_string_equal(results[1].text, "already");
     }
     assert_int_equal(task_join(&task), COX_STALE);
     assert_int_equal(await_recovery(0), 0); /* it was not told before start */
-    assert_int_equal(command(COX_RECOVER_REINIT, results, &err), COX_STATE);
-    assert_contains(err.text, "legal are pause, pause-net, clear");
+    assert_refused(command(COX_RECOVER_REINIT, results, test_err()), COX_STATE,
+                   "legal are pause, pause-net, clear");
     expect_echo();
 }
 
 RECOVERY_TEST(a26_a_pause_that_came_to_some_ranks_only_is_undone_by_start)
 {
     const char *const pauses[] = {test_worker_program(), "pauses", NULL};
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct cox_recover_result results[2];
     struct task task = {.run = task_await, .code = COX_ABORTED};
     struct cox_recovery_status status;
-    struct cox_error err = {0};
-    group_start(2, pauses, no_config, &options);
+    group_start(2, pauses, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART));
     const pid_t pid = cox_executor_pid(group.executor, 1);
     test_stop_process(pid);
     assert_int_equal(cox_recovery_command(group.recovery, COX_RECOVER_PAUSE,
-                                          cox_deadline_after_ms(50), results, &err),
+                                          cox_deadline_after_ms(50), results, test_err()),
                      COX_TIMEOUT);
     assert_int_equal(results[1].result, -1);
     await_doing("some ranks are paused", &status);
     assert_int_equal(cox_executor_engine_state(group.executor), COX_ENGINE_NORMAL);
     task_start(&task);
     assert_int_equal(kill(pid, SIGCONT), 0);
-    assert_int_equal(command(COX_RECOVER_START, results, &err), 0);
+    assert_ok(command(COX_RECOVER_START, results, test_err()));
     assert_string_equal(results[0].text, ""); /* both were asked */
     assert_int_equal(task_join(&task), COX_STALE);
     await_doing("", &status);
     expect_echo();
-    assert_int_equal(command(COX_RECOVER_START, results, &err), 0);
+    assert_ok(command(COX_RECOVER_START, results, test_err()));
     assert_string_equal(results[0].text, "already");
 }
 
 RECOVERY_TEST(p8_a_rank_that_dies_in_a_pause_leaves_the_group_paused)
 {
     const char *const pauses[] = {test_worker_program(), "pauses", NULL};
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct cox_recover_result results[2];
     struct task task = {.run = task_await, .code = COX_PEER_DEAD};
     struct cox_recovery_status status;
-    struct cox_error err;
-    group_start(2, pauses, no_config, &options);
-    assert_int_equal(command(COX_RECOVER_PAUSE, results, &err), 0);
+    group_start(2, pauses, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART));
+    assert_ok(command(COX_RECOVER_PAUSE, results, test_err()));
     kill_rank(1);
     await_deaths(1);
     task_start(&task);
-    while (incarnation(1) < 2)
-        sched_yield();
+    AWAIT(incarnation(1) >= 2);
     await_doing("", &status);
     assert_int_equal(cox_executor_engine_state(group.executor), COX_ENGINE_PAUSE);
-    assert_int_equal(command(COX_RECOVER_START, results, &err), 0);
+    assert_ok(command(COX_RECOVER_START, results, test_err()));
     assert_int_equal(task_join(&task), COX_STALE);
     assert_int_equal(await_recovery(0), 0);
     assert_int_equal(cox_executor_engine_state(group.executor), COX_ENGINE_NORMAL);
@@ -749,18 +703,15 @@ static struct test_pipe *start_blocked(const struct cox_recovery_options *option
 
 RECOVERY_TEST(a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline)
 {
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
-    struct test_pipe *pipe = start_blocked(&options);
+    struct test_pipe *pipe = start_blocked(POLICY(.on_death = COX_ON_DEATH_RESTART));
     struct cox_recover_result results[2];
-    struct cox_error err = {0};
     bool replaced;
     uint64_t soon = cox_deadline_after_ms(50);
-    assert_int_equal(cox_recovery_command(group.recovery, COX_RECOVER_CLEAR, soon, results, &err),
-                     COX_TIMEOUT);
-    assert_contains(err.text, "initializing the ranks again");
+    assert_refused(
+        cox_recovery_command(group.recovery, COX_RECOVER_CLEAR, soon, results, test_err()),
+        COX_TIMEOUT, "initializing the ranks again");
     assert_int_equal(results[0].result, -1);
-    err = (struct cox_error){0};
-    assert_int_equal(cox_recovery_restart(group.recovery, 0, false, soon, &replaced, &err),
+    assert_int_equal(cox_recovery_restart(group.recovery, 0, false, soon, &replaced, test_err()),
                      COX_TIMEOUT);
     /* The others keep their places. */
     struct task task = {
@@ -797,8 +748,7 @@ RECOVERY_TEST(m12_p8_an_order_to_kill_does_not_wait_for_its_turn)
 
 RECOVERY_TEST(p8_a_rank_that_dies_while_init_is_replayed_is_replaced_too)
 {
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
-    struct test_pipe *pipe = start_blocked(&options);
+    struct test_pipe *pipe = start_blocked(POLICY(.on_death = COX_ON_DEATH_RESTART));
     kill_rank(0);
     test_pipe_release(pipe, 4);
     assert_int_equal(await_recovery(COX_PEER_DEAD), COX_STALE);
@@ -863,13 +813,12 @@ static struct test_pipe *start_half_replaced(const struct cox_recovery_options *
 {
     struct test_pipe *pipe = test_pipe_new();
     const struct cox_config_entry config[] = {{"block", test_pipe_path(pipe)}};
-    struct cox_error err = {0};
     bool replaced;
     test_pipe_release(pipe, 2);
     group_start(2, NULL, config, options);
-    assert_int_equal(
-        cox_recovery_restart(group.recovery, 1, true, cox_deadline_after_ms(2000), &replaced, &err),
-        COX_TIMEOUT);
+    assert_int_equal(cox_recovery_restart(group.recovery, 1, true, cox_deadline_after_ms(2000),
+                                          &replaced, test_err()),
+                     COX_TIMEOUT);
     return pipe;
 }
 
@@ -883,10 +832,8 @@ RECOVERY_TEST(p8_without_a_policy_an_order_that_fails_half_way_is_the_end)
 
 RECOVERY_TEST(p8_an_order_that_fails_half_way_can_be_given_again)
 {
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_WAIT};
-    struct test_pipe *pipe = start_half_replaced(&options);
+    struct test_pipe *pipe = start_half_replaced(POLICY(.on_death = COX_ON_DEATH_WAIT));
     struct cox_recovery_status status;
-    struct cox_error err;
     bool replaced;
     cox_recovery_status(group.recovery, &status);
     assert_contains(status.doing, "waiting for an order: coxswain recover restart");
@@ -894,11 +841,11 @@ RECOVERY_TEST(p8_an_order_that_fails_half_way_can_be_given_again)
     struct cox_recover_result results[2];
     assert_int_equal(cox_executor_engine_state(group.executor), COX_ENGINE_ABNORMAL);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(command(COX_RECOVER_START, results, &err), 0);
+        assert_ok(command(COX_RECOVER_START, results, test_err()));
         assert_string_equal(results[0].text, "already");
     }
     test_pipe_release(pipe, 64);
-    assert_int_equal(order_restart(1, false, &replaced, &err), 0);
+    assert_ok(order_restart(1, false, &replaced, test_err()));
     assert_int_equal(await_recovery(0), COX_STALE);
     cox_recovery_status(group.recovery, &status);
     assert_false(status.unready);
@@ -934,9 +881,8 @@ RECOVERY_TEST(p8_a_rank_killed_before_its_orders_turn_is_not_the_end)
  * before the stop, and rightly report the death. */
 RECOVERY_TEST(b16_stop_ends_all_waits)
 {
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     for (int spares = 0; spares < 2; spares++) {
-        start_blocked(&options);
+        start_blocked(POLICY(.on_death = COX_ON_DEATH_RESTART));
         struct task tasks[] = {
             {.run = task_await, .code = COX_PEER_DEAD},
             {.run = task_restart, .spares = spares, .deadline_ns = COX_DEADLINE_NEVER},
@@ -959,12 +905,11 @@ RECOVERY_TEST(b16_stop_ends_all_waits)
 RECOVERY_TEST(b16_stop_ends_a_pause_and_cancel_ends_an_await)
 {
     const char *const fragile[] = {test_worker_program(), "dies", "2", NULL};
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
-                                                 .policy.backoff_min_ms = 3600000,
-                                                 .policy.backoff_max_ms = 3600000};
     struct cox_recovery_status status;
     struct task task = {.run = task_await, .code = COX_PEER_DEAD};
-    group_start(2, fragile, no_config, &options);
+    group_start(2, fragile, no_config,
+                POLICY(.on_death = COX_ON_DEATH_RESTART, .backoff_min_ms = 3600000,
+                       .backoff_max_ms = 3600000));
     kill_rank(1);
     await_doing("pausing", &status);
     task_start(&task);
@@ -977,8 +922,7 @@ RECOVERY_TEST(b16_stop_ends_a_pause_and_cancel_ends_an_await)
 
 RECOVERY_TEST(p8_a_group_without_an_init_is_well_without_one)
 {
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
-    group_start(2, NULL, NULL, &options);
+    group_start(2, NULL, NULL, POLICY(.on_death = COX_ON_DEATH_RESTART));
     kill_rank(1);
     assert_int_equal(await_recovery(COX_PEER_DEAD), COX_STALE);
     expect_echo();
@@ -992,8 +936,7 @@ RECOVERY_TEST(p8_a_program_that_is_gone_is_not_tried_for_ever)
     snprintf(link, sizeof link, "%s/worker", path);
     assert_int_equal(symlink(test_worker_program(), link), 0);
     const char *const command[] = {link, NULL};
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
-    group_start(2, command, no_config, &options);
+    group_start(2, command, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART));
     assert_int_equal(unlink(link), 0);
     assert_int_equal(rmdir(path), 0);
     kill_rank(1);

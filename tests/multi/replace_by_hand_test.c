@@ -3,22 +3,12 @@
  * A24.
  */
 #include "channel/attach/sealed/futex_gate.h"
-#include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "channel/shm/gate.h"
 #include "channel/attach/sealed/sealed.h"
 #include "channel/shm/state.h"
 #include "channel/socket/control_socket.h"
-#include "coordinator/executor/core.h"
 #include "hand.h"
-
-#include <inttypes.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 static pid_t pid_of(struct hand *hand, uint32_t rank)
 {
@@ -45,14 +35,26 @@ static void group_end(struct hand *hand, uint32_t rank_count, const pid_t *pids)
         assert_int_equal(hand_worker_end(pids[rank]), 0);
 }
 
+/* Over a group of ranks that were started by hand, which all end with 0. */
+#define BY_HAND_TEST(name, rank_count)                                                             \
+    static void name##_by_hand(struct hand *hand, pid_t *pids);                                    \
+    ATTACH_TEST(name)                                                                              \
+    {                                                                                              \
+        struct hand made = {0};                                                                    \
+        pid_t pids[rank_count];                                                                    \
+        group_by_hand(&made, rank_count, attach, pids);                                            \
+        name##_by_hand(&made, pids);                                                               \
+        group_end(&made, rank_count, pids);                                                        \
+    }                                                                                              \
+    static void name##_by_hand(struct hand *hand, __attribute__((unused)) pid_t *pids)
+
 /* How many commands the process was asked so far, this one included. */
 static int served_count(struct hand *hand, uint32_t rank)
 {
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
     assert_int_equal(test_call_how(hand->group, &c, &how, "served"), 0);
     int count = atoi(c.ranks[rank].bytes);
-    test_completion_deinit(&c);
     return count;
 }
 
@@ -78,143 +80,120 @@ static int log_on(const struct hand *hand, uint32_t rank, uint32_t incarnation,
     return r;
 }
 
-ATTACH_TEST(p8_a23_one_that_is_started_by_hand_replaces_a_dead_one)
+BY_HAND_TEST(p8_a23_one_that_is_started_by_hand_replaces_a_dead_one, 3)
 {
     enum { N = 3 };
-    struct hand hand = {0};
     struct order order;
-    struct cox_error err;
-    pid_t pids[N];
     char line[160];
-    group_by_hand(&hand, N, attach, pids);
     for (uint32_t incarnation = 2; incarnation < 4; incarnation++) {
         pid_t old = pids[1];
-        hand_kill(&hand, 1);
+        hand_kill(hand, 1);
         /* Until it is ordered, no process takes its place. */
-        assert_int_equal(log_on(&hand, 1, 0, &err), COX_STATE);
-        assert_contains(err.text, "waits for an order");
-        assert_contains(err.text, "coxswain recover restart --rank 1");
-        assert_int_equal(log_on(&hand, COX_HELLO_RANK_ANY, 0, &err), COX_TAKEN);
-        order_give(&order, &hand, 1, COX_DEADLINE_NEVER, incarnation - 1);
-        assert_int_equal(status_of(&hand, 1).liveness, COX_LIVENESS_ABSENT);
-        assert_int_equal(status_of(&hand, 1).pid, 0);
-        assert_int_equal(cox_executor_kill(order.executor, 1, &err), COX_UNSUPPORTED);
+        assert_refused(log_on(hand, 1, 0, test_err()), COX_STATE, "waits for an order");
+        assert_contains(test_error.text, "coxswain recover restart --rank 1");
+        assert_int_equal(log_on(hand, COX_HELLO_RANK_ANY, 0, test_err()), COX_TAKEN);
+        order_give(&order, hand, 1, COX_DEADLINE_NEVER, incarnation - 1);
+        assert_int_equal(status_of(hand, 1).liveness, COX_LIVENESS_ABSENT);
+        assert_int_equal(status_of(hand, 1).pid, 0);
+        assert_int_equal(cox_executor_kill(order.executor, 1, test_err()), COX_UNSUPPORTED);
         /* A live rank cannot be taken meanwhile, and an old incarnation is refused. */
-        assert_int_equal(log_on(&hand, 2, 0, &err), COX_TAKEN);
-        assert_contains(err.text, "already");
-        assert_int_equal(log_on(&hand, 1, incarnation - 1, &err), COX_STALE);
-        err = (struct cox_error){0};
-        assert_int_equal(cox_executor_restart(order.executor, 1, test_patience(), &err), COX_BUSY);
-        err = (struct cox_error){0};
-        assert_int_equal(cox_executor_restart(order.executor, COX_RANK_ALL, test_patience(), &err),
+        assert_refused(log_on(hand, 2, 0, test_err()), COX_TAKEN, "already");
+        assert_int_equal(log_on(hand, 1, incarnation - 1, test_err()), COX_STALE);
+        assert_int_equal(cox_executor_restart(order.executor, 1, test_patience(), test_err()),
                          COX_BUSY);
+        assert_int_equal(
+            cox_executor_restart(order.executor, COX_RANK_ALL, test_patience(), test_err()),
+            COX_BUSY);
         /* The others work on. */
         const struct test_how living = {.gather = COX_GATHER_ALL, .ranks = 5};
-        assert_int_equal(test_call_how(hand.group, NULL, &living, "echo two"), 0);
+        assert_int_equal(test_call_how(hand->group, NULL, &living, "echo two"), 0);
         const struct cox_submit_options all = {
             .size = sizeof all, .gather = COX_GATHER_ALL, .deadline_ns = test_patience()};
-        err = (struct cox_error){0};
-        assert_int_equal(
-            cox_executor_call_opaque(order.executor, "echo three", 11, &all, NULL, NULL, &err),
-            COX_PEER_DEAD);
+        assert_int_equal(cox_executor_call_opaque(order.executor, "echo three", 11, &all, NULL,
+                                                  NULL, test_err()),
+                         COX_PEER_DEAD);
         snprintf(line, sizeof line, "rank 1 is being started again: rank 1 (pid %d) ", old);
-        assert_contains(err.text, line);
-        pids[1] = hand_worker(&hand, incarnation == 2 ? NULL : "1");
+        assert_contains(test_error.text, line);
+        pids[1] = hand_worker(hand, incarnation == 2 ? NULL : "1");
         if (order_end(&order))
             fail_msg("%d: %s", order.result, order.err.text);
         for (uint32_t rank = 0; rank < N; rank++)
-            assert_int_equal(pid_of(&hand, rank), pids[rank]);
-        assert_int_equal(status_of(&hand, 1).incarnation, incarnation);
-        assert_int_equal(status_of(&hand, 1).liveness, COX_LIVENESS_ALIVE);
-        test_expect_echo(hand.group, "after");
+            assert_int_equal(pid_of(hand, rank), pids[rank]);
+        assert_int_equal(status_of(hand, 1).incarnation, incarnation);
+        assert_int_equal(status_of(hand, 1).liveness, COX_LIVENESS_ALIVE);
+        test_expect_echo(hand->group, "after");
         snprintf(line, sizeof line,
                  "6 rank 1: process %d (incarnation %" PRIu32
                  ") is replaced by process %d (incarnation %" PRIu32 ")\n",
                  old, incarnation - 1, pids[1], incarnation);
-        assert_int_equal(hand_log_count(&hand, line), 1);
+        assert_int_equal(hand_log_count(hand, line), 1);
         /* It is there, and nothing is to be done. */
         assert_int_equal(cox_executor_restart(order.executor, 1, test_patience(), NULL), 0);
-        assert_int_equal(log_on(&hand, 1, 0, &err), COX_TAKEN);
+        assert_int_equal(log_on(hand, 1, 0, test_err()), COX_TAKEN);
     }
-    group_end(&hand, N, pids);
 }
 
-ATTACH_TEST(p8_two_that_are_started_by_hand_at_once)
+BY_HAND_TEST(p8_two_that_are_started_by_hand_at_once, 4)
 {
     enum { N = 4 };
-    struct hand hand = {0};
     struct order orders[2];
-    pid_t pids[N];
-    group_by_hand(&hand, N, attach, pids);
     for (size_t i = 0; i < 3; i++) {
         for (uint32_t rank = 1; rank < 3; rank++)
-            hand_kill(&hand, rank);
+            hand_kill(hand, rank);
         for (uint32_t k = 0; k < 2; k++)
-            order_give(&orders[k], &hand, k + 1, test_patience(), 2 * i + k + 1);
+            order_give(&orders[k], hand, k + 1, test_patience(), 2 * i + k + 1);
         /* The later one first. */
-        pids[2] = hand_worker(&hand, "2");
-        pids[1] = hand_worker(&hand, "1");
+        pids[2] = hand_worker(hand, "2");
+        pids[1] = hand_worker(hand, "1");
         for (uint32_t k = 0; k < 2; k++)
             if (order_end(&orders[k]))
                 fail_msg("%d: %s", orders[k].result, orders[k].err.text);
         for (uint32_t rank = 0; rank < N; rank++)
-            assert_int_equal(pid_of(&hand, rank), pids[rank]);
-        test_expect_echo(hand.group, "all four");
+            assert_int_equal(pid_of(hand, rank), pids[rank]);
+        test_expect_echo(hand->group, "all four");
     }
-    group_end(&hand, N, pids);
 }
 
 /* What was asked of the old process has its completion before another one can come, and is not for
  * that one. */
-ATTACH_TEST(a23_what_the_old_one_owed_has_ended_before_the_new_one_comes)
+BY_HAND_TEST(a23_what_the_old_one_owed_has_ended_before_the_new_one_comes, 2)
 {
-    struct hand hand = {0};
     struct order order;
-    pid_t pids[2];
-    group_by_hand(&hand, 2, attach, pids);
-    const struct test_how how = {.gather = COX_GATHER_ALL};
     test_stop_process(pids[1]);
     for (int k = 0; k < 3; k++)
-        assert_int_equal(test_submit(hand.group, &how, "echo in flight %d", k), 0);
-    hand_kill(&hand, 1);
-    order_give(&order, &hand, 1, COX_DEADLINE_NEVER, 1);
-    assert_int_equal(test_completion_count(hand.group), 3);
+        assert_int_equal(test_submit(hand->group, &test_all, "echo in flight %d", k), 0);
+    hand_kill(hand, 1);
+    order_give(&order, hand, 1, COX_DEADLINE_NEVER, 1);
+    assert_int_equal(test_completion_count(hand->group), 3);
     for (size_t k = 0; k < 3; k++) {
-        assert_int_equal(test_await(hand.group, k)->status, COX_PEER_DEAD);
-        assert_int_equal(test_await(hand.group, k)->ranks[1].outcome, COX_OUTCOME_DEAD);
-        assert_int_equal(test_await(hand.group, k)->ranks[1].pid, pids[1]);
+        assert_int_equal(test_await(hand->group, k)->status, COX_PEER_DEAD);
+        assert_int_equal(test_await(hand->group, k)->ranks[1].outcome, COX_OUTCOME_DEAD);
+        assert_int_equal(test_await(hand->group, k)->ranks[1].pid, pids[1]);
     }
-    pids[1] = hand_worker(&hand, "1");
+    pids[1] = hand_worker(hand, "1");
     assert_int_equal(order_end(&order), 0);
-    assert_int_equal(served_count(&hand, 1), 1); /* nothing but this */
-    test_expect_echo(hand.group, "after");
-    group_end(&hand, 2, pids);
+    assert_int_equal(served_count(hand, 1), 1); /* nothing but this */
+    test_expect_echo(hand->group, "after");
 }
 
-ATTACH_TEST(p8_b2_no_process_comes_until_the_deadline_and_one_later)
+BY_HAND_TEST(p8_b2_no_process_comes_until_the_deadline_and_one_later, 2)
 {
-    struct hand hand = {0};
     struct order order;
-    struct cox_error err = {0};
-    pid_t pids[2];
-    group_by_hand(&hand, 2, attach, pids);
-    hand_kill(&hand, 0);
-    assert_int_equal(
-        cox_executor_restart(test_group_executor(hand.group), 0, cox_deadline_after_ms(50), &err),
-        COX_TIMEOUT);
-    assert_contains(err.text, "rank 0");
-    assert_contains(err.text, hand.control_socket);
-    assert_contains(err.text, "coxswain-worker --socket");
+    hand_kill(hand, 0);
+    assert_refused(cox_executor_restart(test_group_executor(hand->group), 0,
+                                        cox_deadline_after_ms(50), test_err()),
+                   COX_TIMEOUT, "rank 0");
+    assert_contains(test_error.text, hand->control_socket);
+    assert_contains(test_error.text, "coxswain-worker --socket");
     /* It is as dead as before, and its place not to be had. */
-    assert_int_equal(test_call(hand.group, NULL, "echo both"), COX_PEER_DEAD);
-    assert_int_equal(log_on(&hand, 0, 0, &err), COX_STATE);
-    assert_int_equal(status_of(&hand, 0).liveness, COX_LIVENESS_DEAD);
-    assert_int_equal(status_of(&hand, 0).pid, pids[0]);
-    order_give(&order, &hand, 0, COX_DEADLINE_NEVER, 2);
-    pids[0] = hand_worker(&hand, NULL);
+    assert_int_equal(test_call(hand->group, NULL, "echo both"), COX_PEER_DEAD);
+    assert_int_equal(log_on(hand, 0, 0, test_err()), COX_STATE);
+    assert_int_equal(status_of(hand, 0).liveness, COX_LIVENESS_DEAD);
+    assert_int_equal(status_of(hand, 0).pid, pids[0]);
+    order_give(&order, hand, 0, COX_DEADLINE_NEVER, 2);
+    pids[0] = hand_worker(hand, NULL);
     assert_int_equal(order_end(&order), 0);
-    test_expect_echo(hand.group, "both");
-    group_end(&hand, 2, pids);
+    test_expect_echo(hand->group, "both");
 }
 
 ATTACH_TEST(m15_a_stop_ends_the_wait_for_a_replacement)
@@ -273,58 +252,48 @@ static bool stays_half_way(struct hand *hand, uint64_t timeout_ms, size_t offere
 
 /* One that logs on and never attaches is killed at the deadline; one that logs on and goes leaves
  * its place to the next, and is left alone. */
-ATTACH_TEST(p8_one_that_does_not_come_all_the_way)
+BY_HAND_TEST(p8_one_that_does_not_come_all_the_way, 2)
 {
-    struct hand hand = {0};
     struct order order;
-    pid_t pids[2];
     size_t offered = 1;
-    group_by_hand(&hand, 2, attach, pids);
-    hand_kill(&hand, 1);
-    for (uint64_t timeout_ms = 500; !stays_half_way(&hand, timeout_ms, offered++);)
+    hand_kill(hand, 1);
+    for (uint64_t timeout_ms = 500; !stays_half_way(hand, timeout_ms, offered++);)
         timeout_ms *= 4;
-    order_give(&order, &hand, 1, COX_DEADLINE_NEVER, offered);
+    order_give(&order, hand, 1, COX_DEADLINE_NEVER, offered);
     for (int k = 0; k < 3; k++) {
         int result;
-        struct test_helper goes = connection(&hand, "goes", &result);
+        struct test_helper goes = connection(hand, "goes", &result);
         assert_int_equal(result, 0);
         /* The control socket hears in its own time that it has gone. */
-        uint64_t deadline_ns = test_patience();
-        while (status_of(&hand, 1).pid != 0 && cox_now_ns() < deadline_ns)
-            sched_yield();
+        AWAIT(status_of(hand, 1).pid == 0);
         assert_int_equal(test_helper_wait(&goes), 0);
     }
-    pids[1] = hand_worker(&hand, "1");
+    pids[1] = hand_worker(hand, "1");
     if (order_end(&order))
         fail_msg("%d: %s", order.result, order.err.text);
-    assert_int_equal(served_count(&hand, 1), 1); /* nothing of before is asked of it again */
-    test_expect_echo(hand.group, "after");
-    group_end(&hand, 2, pids);
+    assert_int_equal(served_count(hand, 1), 1); /* nothing of before is asked of it again */
+    test_expect_echo(hand->group, "after");
 }
 
-ATTACH_TEST(p8_p7_nothing_grows_by_replacements)
+BY_HAND_TEST(p8_p7_nothing_grows_by_replacements, 2)
 {
-    struct hand hand = {0};
     struct order order;
-    pid_t pids[2];
     size_t fds = 0;
-    group_by_hand(&hand, 2, attach, pids);
     for (size_t k = 0; k < 20; k++) {
         uint32_t rank = k & 1;
-        hand_kill(&hand, rank);
-        order_give(&order, &hand, rank, test_patience(), k + 1);
-        pids[rank] = hand_worker(&hand, NULL);
+        hand_kill(hand, rank);
+        order_give(&order, hand, rank, test_patience(), k + 1);
+        pids[rank] = hand_worker(hand, NULL);
         assert_int_equal(order_end(&order), 0);
-        assert_int_equal(test_count_names(hand.name), 0);
+        assert_int_equal(test_count_names(hand->name), 0);
         if (k == 2) {
-            test_await_socket(hand.group);
+            test_await_socket(hand->group);
             fds = test_count_fds();
         }
     }
-    test_await_socket(hand.group);
+    test_await_socket(hand->group);
     assert_int_equal(test_count_fds(), fds);
-    test_expect_echo(hand.group, "x");
-    group_end(&hand, 2, pids);
+    test_expect_echo(hand->group, "x");
 }
 
 /* ---- old processes that live on ---- */
@@ -338,16 +307,16 @@ static int late_main(const char *control_socket)
     struct cox_control control;
     struct cox_control_connection session = {.fd = -1}, again = {.fd = -1};
     struct cox_hello hello = {.role = COX_HELLO_WORKER, .rank = 1};
-    struct cox_error err = {0};
     struct cox_gate gate;
     char byte;
     int r = cox_peer_start_time(getpid(), &hello.start);
     if (r == 0)
-        r = cox_control_socket_connect(control_socket, &hello, test_patience(), &session, &err);
+        r = cox_control_socket_connect(control_socket, &hello, test_patience(), &session,
+                                       test_err());
     if (r == 0)
-        r = cox_sealed_attach(&sealed, &control, session.hello_reply.rank, session.fds, &err);
+        r = cox_sealed_attach(&sealed, &control, session.hello_reply.rank, session.fds, test_err());
     if (r) {
-        fprintf(stderr, "late: %d: %s\n", r, err.text);
+        fprintf(stderr, "late: %d: %s\n", r, test_error.text);
         return 1;
     }
     struct cox_layout_identity *identity = &control.ranks[1]->identity;
@@ -365,7 +334,7 @@ static int late_main(const char *control_socket)
     if (read(STDIN_FILENO, &byte, 1) != 1)
         return 3;
     hello.incarnation = session.hello_reply.incarnation;
-    r = cox_control_socket_connect(control_socket, &hello, test_patience(), &again, &err);
+    r = cox_control_socket_connect(control_socket, &hello, test_patience(), &again, test_err());
     for (unsigned k = 0; k < 256; k++)
         memset(sealed.ranks[1].base, (int)k, sealed.ranks[1].size);
     dprintf(STDOUT_FILENO, "%d\n", r);
@@ -392,9 +361,7 @@ TEST(a24_p8_a_late_old_process_has_no_effect)
     hand_complete(&hand);
     assert_int_equal(pid_of(&hand, 1), late.pid);
     tell(&late);
-    uint64_t deadline_ns = test_patience();
-    while (status_of(&hand, 1).liveness != COX_LIVENESS_LEFT && cox_now_ns() < deadline_ns)
-        sched_yield();
+    AWAIT(status_of(&hand, 1).liveness == COX_LIVENESS_LEFT);
     /* It still has its connection, and lives on. */
     order_give(&order, &hand, 1, COX_DEADLINE_NEVER, 1);
     tell(&late);
@@ -415,25 +382,20 @@ TEST(a24_p8_a_late_old_process_has_no_effect)
 
 /* ---- killed by order ---- */
 
-ATTACH_TEST(p3_p8_a_stopped_rank_that_was_started_by_hand_is_killed)
+BY_HAND_TEST(p3_p8_a_stopped_rank_that_was_started_by_hand_is_killed, 2)
 {
-    struct hand hand = {0};
     struct order order;
-    struct cox_error err = {0};
-    pid_t pids[2];
-    group_by_hand(&hand, 2, attach, pids);
-    struct cox_executor *executor = test_group_executor(hand.group);
+    struct cox_executor *executor = test_group_executor(hand->group);
     test_stop_process(pids[1]);
-    assert_int_equal(cox_executor_kill(executor, 1, &err), 0);
+    assert_ok(cox_executor_kill(executor, 1, test_err()));
     assert_int_equal(hand_worker_end(pids[1]), 128 + SIGKILL);
-    test_await_death(hand.group, 1);
-    assert_int_equal(cox_executor_kill(executor, 1, &err), 0);
-    assert_int_equal(cox_executor_kill(executor, 2, &err), COX_INVALID);
-    order_give(&order, &hand, 1, test_patience(), 1);
-    pids[1] = hand_worker(&hand, NULL);
+    test_await_death(hand->group, 1);
+    assert_ok(cox_executor_kill(executor, 1, test_err()));
+    assert_int_equal(cox_executor_kill(executor, 2, test_err()), COX_INVALID);
+    order_give(&order, hand, 1, test_patience(), 1);
+    pids[1] = hand_worker(hand, NULL);
     assert_int_equal(order_end(&order), 0);
-    test_expect_echo(hand.group, "after");
-    group_end(&hand, 2, pids);
+    test_expect_echo(hand->group, "after");
 }
 
 /* ---- all of them ---- */
@@ -471,19 +433,16 @@ ATTACH_TEST(p8_a23_all_that_were_started_by_hand)
 
 /* One comes and dies while the others are waited for: the group has no rank then, and all can be
  * tried again. */
-ATTACH_TEST(p8_all_that_were_started_by_hand_and_one_dies)
+BY_HAND_TEST(p8_all_that_were_started_by_hand_and_one_dies, 3)
 {
     enum { N = 3 };
-    struct hand hand = {0};
     struct order order;
-    pid_t pids[N];
     char text[64];
     int result;
-    group_by_hand(&hand, N, attach, pids);
-    order_give(&order, &hand, ORDER_ALL, COX_DEADLINE_NEVER, N);
+    order_give(&order, hand, ORDER_ALL, COX_DEADLINE_NEVER, N);
     for (uint32_t rank = 0; rank < N; rank++)
         assert_int_equal(hand_worker_end(pids[rank]), 128 + SIGTERM);
-    struct test_helper stays = connection(&hand, "stays", &result);
+    struct test_helper stays = connection(hand, "stays", &result);
     assert_int_equal(result, 0);
     pid_t dead = stays.pid;
     kill(dead, SIGKILL);
@@ -491,14 +450,13 @@ ATTACH_TEST(p8_all_that_were_started_by_hand_and_one_dies)
     assert_int_equal(test_helper_wait(&stays), 128 + SIGKILL);
     snprintf(text, sizeof text, "rank 1 (pid %d) is dead", dead);
     assert_contains(order.err.text, text);
-    assert_int_equal(test_call(hand.group, NULL, "echo x"), COX_PEER_DEAD);
-    order_give(&order, &hand, ORDER_ALL, COX_DEADLINE_NEVER, 2 * N);
+    assert_int_equal(test_call(hand->group, NULL, "echo x"), COX_PEER_DEAD);
+    order_give(&order, hand, ORDER_ALL, COX_DEADLINE_NEVER, 2 * N);
     for (uint32_t rank = 0; rank < N; rank++)
-        pids[rank] = hand_worker(&hand, NULL);
+        pids[rank] = hand_worker(hand, NULL);
     if (order_end(&order))
         fail_msg("%d: %s", order.result, order.err.text);
-    test_expect_echo(hand.group, "all of them");
-    group_end(&hand, N, pids);
+    test_expect_echo(hand->group, "all of them");
 }
 
 int main(int argc, char **argv)

@@ -5,28 +5,10 @@
  * its own as its working directory, in which the model has the same name. The folder is removed
  * once the incarnation has loaded the model, so that it cannot be loaded again.
  */
-#include "coordinator/executor/core.h"
 #include "coordinator/executor/executor_internal.h"
 #include "coordinator/executor/requests_internal.h"
-#include "engine/rank/engine.h"
-#include "proto/executor.pb-c.h"
-#include "testing.h"
-
-#include <coxswain/requests.h>
-
-#include <dirent.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <sched.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
+#include "engine_worker.h"
+#include "steps.h"
 
 #define SHIPPED COX_TEST_SOURCE_DIR "/models/sums"
 #define RANK_COUNT_MAX 8
@@ -36,20 +18,6 @@
 #define BLOCK_COUNT ((PROMPT_LENGTH + STEP_COUNT) / BLOCK_SIZE + 1)
 
 /* ---- the worker ---- */
-
-static struct cox_engine *engine;
-
-static int on_init(void *context, const struct cox_init_request *request,
-                   struct cox_init_result *result, struct cox_error *err)
-{
-    return cox_engine_callbacks.init(context, request, result, err);
-}
-
-static int on_execute(void *context, const struct cox_batch *batch,
-                      struct cox_batch_output *outputs, struct cox_error *err)
-{
-    return cox_engine_callbacks.execute(context, batch, outputs, err);
-}
 
 /* Writes over all that it has of the group, again and again: of a group with names the rank group's
  * memory alone, since there any process of the user can spoil the rest. */
@@ -111,35 +79,14 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
 
 static int worker_main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks callbacks = {.size =
-                                                              sizeof(struct cox_worker_callbacks),
-                                                          .init = on_init,
-                                                          .execute = on_execute,
-                                                          .opaque = on_opaque};
-    const struct cox_engine_options engine_options = {
+    static const struct cox_engine_options engine_options = {
         .model_dir = "model", .block_size = BLOCK_SIZE, .block_count = 2 * BLOCK_COUNT};
-    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
-    struct cox_worker *worker = NULL;
-    struct cox_error err = {0};
-    int r = cox_worker_options_parse(&options, &argc, argv, &err);
-    if (r == 0)
-        r = cox_engine_new(&engine_options, &engine);
-    if (r == 0)
-        r = cox_worker_new(&options, &callbacks, engine, &worker, &err);
-    if (r == 0) {
-        cox_engine_serve(engine, worker);
-        r = cox_worker_run(worker, &err);
-    }
-    if (r)
-        fprintf(stderr, "%s\n", err.text);
-    cox_worker_free(worker);
-    cox_engine_free(engine);
-    return r != 0;
+    struct cox_worker_callbacks callbacks = cox_engine_callbacks;
+    callbacks.opaque = on_opaque;
+    return engine_worker_main(argc, argv, &engine_options, &callbacks, NULL);
 }
 
 /* ---- a group and its incarnations ---- */
-
-static char program[4096];
 
 struct lives {
     struct test_group *group;
@@ -174,11 +121,8 @@ static void life_forget(const struct lives *lives, uint32_t incarnation)
 static void init(struct lives *lives)
 {
     struct cox_init_summary summary;
-    struct cox_error err = {0};
-    int r = cox_executor_init(test_group_executor(lives->group), NULL, 0, test_patience(), &summary,
-                              &err);
-    if (r)
-        fail_msg("init: %d: %s", r, err.text);
+    assert_ok(cox_executor_init(test_group_executor(lives->group), NULL, 0, test_patience(),
+                                &summary, test_err()));
 }
 
 static void lives_start(struct lives *lives, uint32_t rank_count)
@@ -190,7 +134,7 @@ static void lives_start(struct lives *lives, uint32_t rank_count)
     *lives = (struct lives){.rank_count = rank_count, .folder = "/tmp/cox_lives_XXXXXX"};
     assert_non_null(mkdtemp(lives->folder));
     snprintf(line, sizeof line, "cd %s/$COXSWAIN_INCARNATION && exec %s worker \"$@\"",
-             lives->folder, program);
+             lives->folder, test_program);
     for (uint32_t rank = 0; rank < rank_count; rank++)
         lives->incarnations[rank] = 1;
     life_make(lives, 1);
@@ -219,11 +163,11 @@ static pid_t pid_of(const struct lives *lives, uint32_t rank)
 
 static void restart(struct lives *lives, uint32_t rank)
 {
-    struct cox_error err = {0};
     life_make(lives, ++lives->incarnations[rank]);
-    int r = cox_executor_restart(test_group_executor(lives->group), rank, test_patience(), &err);
+    int r =
+        cox_executor_restart(test_group_executor(lives->group), rank, test_patience(), test_err());
     if (r)
-        fail_msg("restart of rank %" PRIu32 ": %d: %s", rank, r, err.text);
+        fail_msg("restart of rank %" PRIu32 ": %d: %s", rank, r, test_error.text);
 }
 
 static int replay(struct lives *lives, struct cox_error *err)
@@ -235,7 +179,6 @@ static int replay(struct lives *lives, struct cox_error *err)
 /* Replaces dead ranks; the others may not load the model again, since it is not there. */
 static void replace(struct lives *lives, uint64_t ranks)
 {
-    struct cox_error err;
     uint32_t newest = 0;
     for (uint32_t rank = 0; rank < lives->rank_count; rank++) {
         if (!(ranks >> rank & 1))
@@ -243,9 +186,7 @@ static void replace(struct lives *lives, uint64_t ranks)
         restart(lives, rank);
         newest = lives->incarnations[rank] > newest ? lives->incarnations[rank] : newest;
     }
-    int r = replay(lives, &err);
-    if (r)
-        fail_msg("replay: %d: %s", r, err.text);
+    assert_ok(replay(lives, test_err()));
     for (uint32_t rank = 0; rank < lives->rank_count; rank++)
         if (ranks >> rank & 1 && lives->incarnations[rank] == newest) {
             life_forget(lives, newest);
@@ -271,94 +212,40 @@ static void stream_init(struct stream *stream)
     memcpy(stream->tokens, prompt, sizeof prompt);
 }
 
-struct reply {
-    uint64_t sequence;
-    size_t count;
-    int32_t token;
-    float logprob;
-};
-
-static void take_reply(void *context, const struct cox_completion *completion)
-{
-    struct reply *reply = context;
-    const Coxswain__ExecuteResponse *response =
-        completion->payload ? completion->payload->response : NULL;
-    reply->sequence = completion->sequence;
-    if (!response || !response->execute_model_response || !response->execute_model_response->step)
-        return;
-    const Coxswain__StepResult *result = response->execute_model_response->step;
-    reply->count = result->n_tokens == 1 && result->n_logprobs == 1;
-    if (reply->count) {
-        reply->token = result->tokens[0];
-        reply->logprob = result->logprobs[0];
-    }
-}
-
 /* The next token. */
 static int stream_step(struct lives *lives, struct stream *stream, struct cox_error *err)
 {
     const bool announce = stream->base == 0;
-    uint32_t length = PROMPT_LENGTH + stream->count, slot = 0;
-    uint32_t position = announce ? 0 : length - 1, row = length - position;
+    const uint32_t length = PROMPT_LENGTH + stream->count;
     int32_t blocks[BLOCK_COUNT];
+    struct test_step s;
+    OWN_COMPLETION c = {0};
     for (uint32_t i = 0; i < BLOCK_COUNT; i++)
         blocks[i] = (int32_t)(2 * i + 1);
-    Coxswain__StepBlockTable table = COXSWAIN__STEP_BLOCK_TABLE__INIT;
-    Coxswain__StepBlockTable *tables[] = {&table};
-    table.n_blocks = BLOCK_COUNT;
-    table.blocks = blocks;
-    Coxswain__StepSequence sequence = COXSWAIN__STEP_SEQUENCE__INIT;
-    Coxswain__StepSequence *announced[] = {&sequence};
-    sequence.has_seq_id = sequence.has_slot = 1;
-    sequence.seq_id = 7;
-    sequence.n_tokens = length;
-    sequence.tokens = stream->tokens;
-    sequence.n_tables = 1;
-    sequence.tables = tables;
-    Coxswain__StepDelta delta = COXSWAIN__STEP_DELTA__INIT;
-    delta.has_base_sequence = delta.has_table_count = 1;
-    delta.base_sequence = stream->base;
-    delta.table_count = 1;
-    delta.n_announced = announce;
-    delta.announced = announced;
-    delta.n_row_slot = delta.n_row_position = delta.n_row_token_count = 1;
-    delta.row_slot = &slot;
-    delta.row_position = &position;
-    delta.row_token_count = &row;
-    Coxswain__ExecuteModelRequest model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT;
-    model.has_forward_type = 1;
-    model.forward_type =
-        announce ? COXSWAIN__FORWARD_TYPE__PREFILL : COXSWAIN__FORWARD_TYPE__DECODE;
-    model.step = &delta;
-    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
-    request.has_execute_type = 1;
-    request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
-    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
-    request.execute_model_request = &model;
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_RANK0,
-                                               .deadline_ns = test_patience()};
-    struct reply reply = {0};
+    test_step_init(&s, stream->base,
+                   announce ? COXSWAIN__FORWARD_TYPE__PREFILL : COXSWAIN__FORWARD_TYPE__DECODE);
+    test_step_add(&s, &(struct test_row){.id = 7,
+                                         .tokens = stream->tokens,
+                                         .token_count = length,
+                                         .position = announce ? 0 : length - 1,
+                                         .announce = announce,
+                                         .blocks = blocks,
+                                         .block_count = BLOCK_COUNT});
     *err = (struct cox_error){0};
-    int r = cox_executor_call(test_group_executor(lives->group), &request, &options, take_reply,
-                              &reply, err);
-    stream->base = r ? 0 : reply.sequence;
+    int r = test_step_call(lives->group, &s, test_patience(), &c, err);
+    stream->base = r ? 0 : c.sequence;
     if (r)
         return r;
-    assert_int_equal(reply.count, 1);
-    stream->tokens[length] = reply.token;
-    stream->logprobs[stream->count++] = reply.logprob;
+    assert_true(c.token_count == 1 && c.logprob_count == 1);
+    stream->tokens[length] = c.tokens[0];
+    stream->logprobs[stream->count++] = c.logprobs[0];
     return 0;
 }
 
 static void stream_until(struct lives *lives, struct stream *stream, uint32_t count)
 {
-    struct cox_error err;
-    while (stream->count < count) {
-        int r = stream_step(lives, stream, &err);
-        if (r)
-            fail_msg("step %" PRIu32 ": %d: %s", stream->count, r, err.text);
-    }
+    while (stream->count < count)
+        assert_ok(stream_step(lives, stream, test_err()));
 }
 
 /* What a group gives in which nothing dies; the same for any number of ranks. */
@@ -387,14 +274,13 @@ static void expect_same(const struct stream *stream)
 /* Kills these ranks; on return every step is refused because of it. */
 static void kill_ranks(struct lives *lives, struct stream *stream, uint64_t ranks)
 {
-    struct cox_error err;
     for (uint32_t rank = 0; rank < lives->rank_count; rank++)
         if (ranks >> rank & 1)
             assert_int_equal(kill(pid_of(lives, rank), SIGKILL), 0);
     for (uint32_t rank = 0; rank < lives->rank_count; rank++)
         if (ranks >> rank & 1)
             test_await_death(lives->group, rank);
-    assert_int_equal(stream_step(lives, stream, &err), COX_PEER_DEAD);
+    assert_int_equal(stream_step(lives, stream, test_err()), COX_PEER_DEAD);
     assert_int_equal(cox_executor_engine_state(test_group_executor(lives->group)),
                      COX_ENGINE_ABNORMAL);
 }
@@ -444,7 +330,6 @@ TEST(p8_an_init_that_is_no_replay_loads_the_model)
 {
     struct lives lives;
     struct cox_init_summary summary;
-    struct cox_error err = {0};
     struct stream stream;
     undisturbed();
     lives_start(&lives, 2);
@@ -452,15 +337,14 @@ TEST(p8_an_init_that_is_no_replay_loads_the_model)
     stream_until(&lives, &stream, 3);
     struct cox_executor *executor = test_group_executor(lives.group);
     /* The ranks' own code: it is the input that is at fault, and no rank. */
-    assert_int_equal(cox_executor_init(executor, NULL, 0, test_patience(), &summary, &err),
-                     COX_NOT_FOUND);
-    assert_non_null(strstr(err.text, "model"));
+    assert_refused(cox_executor_init(executor, NULL, 0, test_patience(), &summary, test_err()),
+                   COX_NOT_FOUND, "model");
     /* Nothing is left of the model, and half an engine serves no request. */
-    assert_int_equal(stream_step(&lives, &stream, &err), COX_REJECTED);
-    assert_non_null(strstr(err.text, "a step before a successful init"));
-    assert_int_equal(replay(&lives, &err), COX_REJECTED);
+    assert_refused(stream_step(&lives, &stream, test_err()), COX_REJECTED,
+                   "a step before a successful init");
+    assert_int_equal(replay(&lives, test_err()), COX_REJECTED);
     life_make(&lives, 1);
-    assert_int_equal(replay(&lives, &err), 0);
+    assert_ok(replay(&lives, test_err()));
     stream_until(&lives, &stream, STEP_COUNT);
     expect_same(&stream);
     lives_end(&lives);
@@ -482,7 +366,6 @@ TEST(p8_a_new_rank_that_dies_half_way_is_replaced_again)
     for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
         struct lives lives;
         struct stream stream;
-        struct cox_error err;
         setenv("COXSWAIN_FAULT", plans[i], 1);
         setenv("COXSWAIN_FAULT_INCARNATION", "2", 1);
         lives_start(&lives, 4);
@@ -491,11 +374,11 @@ TEST(p8_a_new_rank_that_dies_half_way_is_replaced_again)
         const pid_t pid = pid_of(&lives, 0);
         kill_ranks(&lives, &stream, 1 << 1);
         restart(&lives, 1);
-        int r = replay(&lives, &err);
+        int r = replay(&lives, test_err());
         if (r == 0)
-            r = stream_step(&lives, &stream, &err);
+            r = stream_step(&lives, &stream, test_err());
         if (r != COX_PEER_DEAD)
-            fail_msg("%s: %d: %s", plans[i], r, err.text);
+            fail_msg("%s: %d: %s", plans[i], r, test_error.text);
         test_await_death(lives.group, 1);
         life_forget(&lives, 2);
         replace(&lives, 1 << 1);
@@ -532,7 +415,6 @@ static uint64_t group_bytes(void)
  * write and others read are hints, of which the last byte is unused. */
 static void await_scribbles(struct lives *lives, uint64_t bytes)
 {
-    const uint64_t deadline_ns = test_patience();
     const struct cox_executor *executor = test_group_executor(lives->group);
     const bool sealed = test_attach() == COX_ATTACH_SEALED;
     const uint64_t size =
@@ -540,8 +422,7 @@ static void await_scribbles(struct lives *lives, uint64_t bytes)
     const volatile uint8_t *last =
         sealed ? (uint8_t *)executor->memory->rank_group_hints + size - 1 : NULL;
     const uint8_t before = sealed ? *last : 0;
-    while ((sealed ? *last == before : group_bytes() <= bytes) && cox_now_ns() < deadline_ns)
-        sched_yield();
+    AWAIT(!((sealed ? *last == before : group_bytes() <= bytes)));
     assert_true(sealed ? *last != before : group_bytes() > bytes);
 }
 
@@ -549,7 +430,7 @@ TEST(p8_k28_late_writes_of_a_former_incarnation_have_no_effect)
 {
     struct lives lives;
     struct stream stream;
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     undisturbed();
     lives_start(&lives, 4);
     const uint64_t bytes = test_attach() == COX_ATTACH_SEALED ? 0 : group_bytes();
@@ -563,7 +444,6 @@ TEST(p8_k28_late_writes_of_a_former_incarnation_have_no_effect)
                          0);
         assert_int_equal(c.ranks[victim].size, sizeof pid);
         memcpy(&pid, c.ranks[victim].bytes, sizeof pid);
-        test_completion_deinit(&c);
         assert_true(pid > 0);
         kill_ranks(&lives, &stream, UINT64_C(1) << victim);
         replace(&lives, UINT64_C(1) << victim);
@@ -642,8 +522,5 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "worker") == 0)
         return worker_main(argc, argv);
-    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    if (length < 0)
-        return 1;
     return test_run(NULL, NULL);
 }

@@ -4,27 +4,12 @@
  * in. Requirements P8, M12, K25.
  */
 #include "channel/shm/geometry.h"
-#include "coordinator/executor/core.h"
 #include "coordinator/executor/requests_internal.h"
-#include "proto/executor.pb-c.h"
 #include "proto/operation.h"
 #include "rights.h"
-#include "testing.h"
+#include "steps.h"
 
-#include <coxswain/requests.h>
-
-#include <dirent.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mount.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define RANK_COUNT 2
 
@@ -41,10 +26,7 @@ static int init_with(struct test_group *g, const struct cox_config_entry *config
 
 static void init_group(struct test_group *g)
 {
-    struct cox_error err;
-    int r = init_with(g, TELLING, test_patience(), &err);
-    if (r)
-        fail_msg("init: %d: %s", r, err.text);
+    assert_ok(init_with(g, TELLING, test_patience(), test_err()));
 }
 
 static int replay(struct test_group *g, struct cox_error *err)
@@ -65,45 +47,24 @@ static int recover(struct test_group *g, enum cox_recover_command command, struc
     return cox_executor_recover(test_group_executor(g), command, test_patience(), results, err);
 }
 
-/* A step without rows. */
-struct step {
-    Coxswain__ExecuteRequest request;
-    Coxswain__ExecuteModelRequest model;
-    Coxswain__StepDelta delta;
-};
-
-static const Coxswain__ExecuteRequest *step_empty(struct step *s)
+static const Coxswain__ExecuteRequest *step_empty(struct test_step *s)
 {
-    *s = (struct step){
-        .request = COXSWAIN__EXECUTE_REQUEST__INIT,
-        .model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT,
-        .delta = COXSWAIN__STEP_DELTA__INIT,
-    };
-    s->request.has_execute_type = 1;
-    s->request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
-    s->request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
-    s->request.execute_model_request = &s->model;
-    s->model.step = &s->delta;
-    s->delta.has_base_sequence = 1;
+    test_step_init(s, 0, COXSWAIN__FORWARD_TYPE__MIXED);
     return &s->request;
 }
 
 static int step_call(struct test_group *g, struct cox_error *err)
 {
-    struct step s;
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_RANK0,
-                                               .deadline_ns = test_patience()};
+    struct test_step s;
+    OWN_COMPLETION c = {0};
+    step_empty(&s);
     *err = (struct cox_error){0};
-    return cox_executor_call(test_group_executor(g), step_empty(&s), &options, NULL, NULL, err);
+    return test_step_call(g, &s, test_patience(), &c, err);
 }
 
 static void expect_step(struct test_group *g)
 {
-    struct cox_error err;
-    int r = step_call(g, &err);
-    if (r)
-        fail_msg("step: %d: %s", r, err.text);
+    assert_ok(step_call(g, test_err()));
 }
 
 /* ---- the memory of the rank group ---- */
@@ -154,7 +115,6 @@ static uint64_t window_of(uint32_t rank_count)
 GROUP_TEST(k25_every_init_has_memory_of_its_own, RANK_COUNT)
 {
     const uint64_t window = window_of(RANK_COUNT);
-    struct cox_error err;
     assert_int_equal(group_bytes(), window);
     size_t fds = 0;
     for (uint64_t generation = 1; generation <= 40; generation++) {
@@ -162,8 +122,8 @@ GROUP_TEST(k25_every_init_has_memory_of_its_own, RANK_COUNT)
         const bool again = generation % 3 == 0;
         if (!again)
             init_group(g);
-        else if (replay(g, &err))
-            fail_msg("%s", err.text);
+        else if (replay(g, test_err()))
+            fail_msg("%s", test_error.text);
         snprintf(line, sizeof line, "init generation %" PRIu64 " at %" PRIu64 "%s", generation,
                  test_attach() == COX_ATTACH_SEALED ? 0
                                                     : generation % COX_GROUP_WINDOW_COUNT * window,
@@ -185,13 +145,12 @@ GROUP_TEST(k25_every_init_has_memory_of_its_own, RANK_COUNT)
 GROUP_TEST(k25_a_failed_init_takes_a_generation, RANK_COUNT)
 {
     static const struct cox_config_entry failing[] = {{"tell", ""}, {"fail", "1"}};
-    struct cox_error err;
     init_group(g);
-    assert_int_equal(init_with(g, failing, 2, test_patience(), &err), COX_REJECTED);
+    assert_int_equal(init_with(g, failing, 2, test_patience(), test_err()), COX_REJECTED);
     assert_int_equal(group_bytes(), (test_attach() == COX_ATTACH_SEALED ? UINT64_C(1) : 2) *
                                         window_of(RANK_COUNT));
     /* What is said again is the one that succeeded. */
-    assert_int_equal(replay(g, &err), 0);
+    assert_ok(replay(g, test_err()));
     test_await_lines(g, 0, "init generation 3", 1);
     test_await_lines(g, 1, "init generation 3", 1);
     assert_int_equal(group_bytes(), window_of(RANK_COUNT));
@@ -199,29 +158,22 @@ GROUP_TEST(k25_a_failed_init_takes_a_generation, RANK_COUNT)
 
 /* Several of those would take one window after the other, at last the one in which the ranks are.
  */
-TEST(k25_an_init_that_reaches_no_rank_takes_no_generation)
+GROUP_TEST_WITH(k25_an_init_that_reaches_no_rank_takes_no_generation, RANK_COUNT, .depth = 4)
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .depth = 4};
-    struct test_group *g = test_group_start(RANK_COUNT, &options);
     struct test_pipe *pipe = test_pipe_new();
-    struct cox_error err;
-    struct step s;
+    struct test_step s;
     init_group(g);
     assert_int_equal(test_call(g, NULL, "step block 1 %s", test_pipe_path(pipe)), 0);
-    assert_int_equal(
-        cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
     const struct cox_submit_options step = {.size = sizeof(struct cox_submit_options),
                                             .gather = COX_GATHER_RANK0,
                                             .deadline_ns = test_patience()};
-    assert_int_equal(cox_executor_submit(test_group_executor(g), step_empty(&s), &step, NULL, &err),
-                     0);
+    assert_ok(cox_executor_submit(executor, step_empty(&s), &step, NULL, test_err()));
     test_await_lines(g, -1, "blocked", RANK_COUNT);
     for (int i = 0; i < COX_GROUP_WINDOW_COUNT + 2; i++) {
-        assert_int_equal(init_with(g, TELLING, cox_deadline_after_ms(5), &err), COX_TIMEOUT);
-        assert_int_equal(
-            cox_executor_replay_init(test_group_executor(g), cox_deadline_after_ms(5), &err),
-            COX_TIMEOUT);
+        assert_int_equal(init_with(g, TELLING, cox_deadline_after_ms(5), test_err()), COX_TIMEOUT);
+        assert_int_equal(cox_executor_replay_init(executor, cox_deadline_after_ms(5), test_err()),
+                         COX_TIMEOUT);
         assert_in_range(group_bytes(), 1, 2 * window_of(RANK_COUNT));
     }
     test_pipe_release(pipe, RANK_COUNT);
@@ -230,7 +182,6 @@ TEST(k25_an_init_that_reaches_no_rank_takes_no_generation)
     init_group(g);
     test_await_lines(g, 0, "init generation 2 ", 1);
     test_await_lines(g, 1, "init generation 2 ", 1);
-    test_group_free(g);
 }
 
 /* In a mount namespace of its own, where /dev/shm has room for the group and half a window. */
@@ -240,38 +191,34 @@ static int helper_full_shm(void)
     struct cox_geometry geometry;
     const struct cox_geometry_choice choice = {0};
     struct cox_init_summary summary;
-    struct cox_error err = {0};
-    if (cox_geometry_resolve(RANK_COUNT, &choice, &geometry, &err))
+    if (cox_geometry_resolve(RANK_COUNT, &choice, &geometry, test_err()))
         return 2;
     const uint64_t window = cox_geometry_group_size(&geometry);
     snprintf(size, sizeof size, "size=%" PRIu64 ",mode=1777",
              cox_geometry_memory_bytes(&geometry) + window / 2);
     if (!test_unshare_shm(size))
         return 77;
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .rank_count = RANK_COUNT,
-                                                 .memory.keep_names = true};
     struct test_group *g = NULL;
-    if (test_group_try(&options, &g, &err))
+    if (test_group_try(START_WITH(.rank_count = RANK_COUNT, .memory.keep_names = true), &g,
+                       test_err()))
         return 3;
     struct cox_executor *executor = test_group_executor(g);
     /* The first is in the window that is there. */
-    if (cox_executor_init(executor, NULL, 0, test_patience(), &summary, &err))
+    if (cox_executor_init(executor, NULL, 0, test_patience(), &summary, test_err()))
         return 4;
     for (int i = 0; i < 2; i++) {
         char needed[64];
         snprintf(needed, sizeof needed, "needs %" PRIu64 " bytes of /dev/shm", window);
-        err = (struct cox_error){0};
-        int r = i ? cox_executor_replay_init(executor, test_patience(), &err)
-                  : cox_executor_init(executor, NULL, 0, test_patience(), &summary, &err);
-        if (r != COX_NO_SPACE || !strstr(err.text, needed))
+        int r = i ? cox_executor_replay_init(executor, test_patience(), test_err())
+                  : cox_executor_init(executor, NULL, 0, test_patience(), &summary, test_err());
+        if (r != COX_NO_SPACE || !strstr(test_error.text, needed))
             return 5;
     }
     /* Nothing was sent, and the group is as before. */
-    if (cox_executor_engine_state(executor) != COX_ENGINE_NORMAL || step_call(g, &err))
+    if (cox_executor_engine_state(executor) != COX_ENGINE_NORMAL || step_call(g, test_err()))
         return 6;
     if (mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, "size=64m,mode=1777") ||
-        cox_executor_replay_init(executor, test_patience(), &err))
+        cox_executor_replay_init(executor, test_patience(), test_err()))
         return 7;
     test_group_free(g);
     return 0;
@@ -291,29 +238,26 @@ TEST(b51_k26_an_init_without_memory_for_the_rank_group_says_so)
 GROUP_TEST(p8_without_an_init_there_is_no_replay, RANK_COUNT)
 {
     static const struct cox_config_entry failing[] = {{"fail", "0"}};
-    struct cox_error err;
-    assert_int_equal(replay(g, &err), COX_STATE);
-    assert_contains(err.text, "no init");
-    assert_int_equal(init_with(g, failing, 1, test_patience(), &err), COX_REJECTED);
-    assert_int_equal(replay(g, &err), COX_STATE);
+    assert_refused(replay(g, test_err()), COX_STATE, "no init");
+    assert_int_equal(init_with(g, failing, 1, test_patience(), test_err()), COX_REJECTED);
+    assert_int_equal(replay(g, test_err()), COX_STATE);
     /* Users of the bare executor restart all the same. */
     test_kill_rank(g, 1);
     test_restart_rank(g, 1);
-    assert_int_equal(replay(g, &err), COX_STATE);
+    assert_int_equal(replay(g, test_err()), COX_STATE);
     assert_int_equal(state_of(g), COX_ENGINE_INIT);
     test_expect_echo(g, "x");
 }
 
 GROUPS_TEST(p8_a_replaced_rank_gets_the_same_init)
 {
-    struct cox_error err;
     init_group(g);
     test_kill_rank(g, n - 1);
     assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
-    assert_int_equal(replay(g, &err), COX_PEER_DEAD); /* it reaches no rank */
+    assert_int_equal(replay(g, test_err()), COX_PEER_DEAD); /* it reaches no rank */
     test_restart_rank(g, n - 1);
     assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
-    assert_int_equal(replay(g, &err), 0);
+    assert_ok(replay(g, test_err()));
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
     expect_step(g);
     /* "tell" was in it. */
@@ -324,15 +268,13 @@ GROUPS_TEST(p8_a_replaced_rank_gets_the_same_init)
 GROUP_TEST(p8_another_reply_than_before_is_reported, RANK_COUNT)
 {
     static const struct cox_config_entry odd[] = {{"odd_again", "0"}};
-    struct cox_error err;
-    assert_int_equal(init_with(g, odd, 1, test_patience(), &err), 0);
+    assert_ok(init_with(g, odd, 1, test_patience(), test_err()));
     test_kill_rank(g, 1);
     test_restart_rank(g, 1);
-    assert_int_equal(replay(g, &err), COX_DIVERGED);
-    assert_contains(err.text, "otherwise than at first");
+    assert_refused(replay(g, test_err()), COX_DIVERGED, "otherwise than at first");
     assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
     init_group(g);
-    assert_int_equal(replay(g, &err), 0);
+    assert_ok(replay(g, test_err()));
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
 }
 
@@ -359,16 +301,14 @@ GROUP_TEST(b2_one_init_at_a_time, RANK_COUNT)
 {
     struct test_pipe *pipe = test_pipe_new();
     struct other_thread others[2] = {{.group = g, .path = test_pipe_path(pipe)}, {.group = g}};
-    struct cox_error err;
     pthread_t threads[2];
     init_group(g);
     assert_int_equal(pthread_create(&threads[0], NULL, init_main, &others[0]), 0);
     test_await_lines(g, -1, "blocked", 2);
-    assert_int_equal(init_with(g, TELLING, cox_deadline_after_ms(50), &err), COX_TIMEOUT);
-    assert_contains(err.text, "another init");
-    assert_int_equal(
-        cox_executor_replay_init(test_group_executor(g), cox_deadline_after_ms(50), NULL),
-        COX_TIMEOUT);
+    assert_refused(init_with(g, TELLING, cox_deadline_after_ms(50), test_err()), COX_TIMEOUT,
+                   "another init");
+    assert_int_equal(cox_executor_replay_init(executor, cox_deadline_after_ms(50), NULL),
+                     COX_TIMEOUT);
     assert_int_equal(pthread_create(&threads[1], NULL, init_main, &others[1]), 0);
     /* The second says again what the first has said by then, so each rank reads twice. */
     test_pipe_release(pipe, 2 * RANK_COUNT);
@@ -390,7 +330,7 @@ GROUP_TEST(m15_a_stop_ends_inits_that_wait, RANK_COUNT)
         assert_int_equal(pthread_create(&threads[i], NULL, init_main, &others[i]), 0);
         test_await_lines(g, -1, "blocked", 2);
     }
-    cox_executor_stop(test_group_executor(g));
+    cox_executor_stop(executor);
     for (int i = 0; i < 2; i++) {
         pthread_join(threads[i], NULL);
         assert_int_equal(others[i].result, COX_CLOSED);
@@ -398,32 +338,25 @@ GROUP_TEST(m15_a_stop_ends_inits_that_wait, RANK_COUNT)
 }
 
 /* The first rank to leave the rank group would end the step for the others. */
-TEST(k28_an_init_waits_for_the_steps_before_it)
+GROUP_TEST_WITH(k28_an_init_waits_for_the_steps_before_it, RANK_COUNT, .depth = 4)
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .depth = 4};
-    struct test_group *g = test_group_start(RANK_COUNT, &options);
     struct test_pipe *pipe = test_pipe_new();
-    struct cox_error err;
-    struct step s;
+    struct test_step s;
     init_group(g);
     assert_int_equal(test_call(g, NULL, "step block 1 %s", test_pipe_path(pipe)), 0);
-    assert_int_equal(
-        cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
     const struct cox_submit_options step = {.size = sizeof(struct cox_submit_options),
                                             .gather = COX_GATHER_RANK0,
                                             .deadline_ns = test_patience()};
-    assert_int_equal(cox_executor_submit(test_group_executor(g), step_empty(&s), &step, NULL, &err),
-                     0);
+    assert_ok(cox_executor_submit(executor, step_empty(&s), &step, NULL, test_err()));
     test_await_lines(g, -1, "blocked", RANK_COUNT);
     assert_int_equal(state_of(g), COX_ENGINE_BUSY);
-    assert_int_equal(init_with(g, TELLING, cox_deadline_after_ms(50), &err), COX_TIMEOUT);
-    assert_contains(err.text, "steps in flight");
+    assert_refused(init_with(g, TELLING, cox_deadline_after_ms(50), test_err()), COX_TIMEOUT,
+                   "steps in flight");
     test_pipe_release(pipe, RANK_COUNT);
     assert_int_equal(test_await(g, 0)->status, 0);
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
     init_group(g);
-    test_group_free(g);
 }
 
 /* ---- the engine's state ---- */
@@ -440,26 +373,24 @@ TEST(m12_a_replay_leaves_a_paused_group_paused)
         {{COX_RECOVER_PAUSE, COX_RECOVER_REINIT}, 2, COX_ENGINE_READY},
     };
     for (size_t row = 0; row < 2; row++) {
-        struct test_group *g = test_group_start(RANK_COUNT, NULL);
-        struct cox_error err;
+        OWN_GROUP *g = test_group_start(RANK_COUNT, NULL);
         init_group(g);
         for (int i = 0; i < rows[row].count; i++)
-            assert_int_equal(recover(g, rows[row].commands[i], &err), 0);
+            assert_ok(recover(g, rows[row].commands[i], test_err()));
         test_kill_rank(g, 0);
         assert_int_equal(state_of(g), rows[row].state);
         test_restart_rank(g, 0);
-        assert_int_equal(replay(g, &err), 0);
+        assert_ok(replay(g, test_err()));
         assert_int_equal(state_of(g), rows[row].state);
-        assert_int_equal(step_call(g, &err), COX_STATE);
-        assert_int_equal(recover(g, COX_RECOVER_START, &err), 0);
+        assert_int_equal(step_call(g, test_err()), COX_STATE);
+        assert_ok(recover(g, COX_RECOVER_START, test_err()));
         assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
         expect_step(g);
         /* A new init is a new beginning. */
-        assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), 0);
+        assert_ok(recover(g, COX_RECOVER_PAUSE, test_err()));
         init_group(g);
         assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
         expect_step(g);
-        test_group_free(g);
     }
 }
 
@@ -467,22 +398,21 @@ TEST(m12_a_replay_leaves_a_paused_group_paused)
 GROUP_TEST(m12_an_init_that_failed_leaves_no_group_normal, RANK_COUNT)
 {
     static const struct cox_config_entry failing[] = {{"fail", "1"}};
-    struct cox_error err;
     init_group(g);
-    assert_int_equal(init_with(g, failing, 1, test_patience(), &err), COX_REJECTED);
+    assert_int_equal(init_with(g, failing, 1, test_patience(), test_err()), COX_REJECTED);
     assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
     /* One that is not sent changes nothing. */
-    assert_int_equal(init_with(g, TELLING, 1, &err), COX_TIMEOUT);
+    assert_int_equal(init_with(g, TELLING, 1, test_err()), COX_TIMEOUT);
     assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
-    assert_int_equal(replay(g, &err), 0);
+    assert_ok(replay(g, test_err()));
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
-    assert_int_equal(init_with(g, TELLING, 1, &err), COX_TIMEOUT);
+    assert_int_equal(init_with(g, TELLING, 1, test_err()), COX_TIMEOUT);
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
     /* Nor does a start. */
-    assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), 0);
-    assert_int_equal(init_with(g, failing, 1, test_patience(), &err), COX_REJECTED);
+    assert_ok(recover(g, COX_RECOVER_PAUSE, test_err()));
+    assert_int_equal(init_with(g, failing, 1, test_patience(), test_err()), COX_REJECTED);
     assert_int_equal(state_of(g), COX_ENGINE_PAUSE);
-    assert_int_equal(recover(g, COX_RECOVER_START, &err), 0);
+    assert_ok(recover(g, COX_RECOVER_START, test_err()));
     assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
     init_group(g);
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
@@ -492,64 +422,55 @@ GROUP_TEST(m12_an_init_that_failed_leaves_no_group_normal, RANK_COUNT)
 /* The new process knows of no init. */
 GROUP_TEST(m12_a_start_makes_no_group_normal_with_a_rank_that_was_replaced, RANK_COUNT)
 {
-    struct cox_error err;
     init_group(g);
-    assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), 0);
+    assert_ok(recover(g, COX_RECOVER_PAUSE, test_err()));
     test_kill_rank(g, 1);
     test_restart_rank(g, 1);
-    assert_int_equal(recover(g, COX_RECOVER_START, &err), 0);
+    assert_ok(recover(g, COX_RECOVER_START, test_err()));
     assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
-    assert_int_equal(replay(g, &err), 0);
+    assert_ok(replay(g, test_err()));
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
 }
 
 /* One rank does not pause, and is replaced; the others are paused until a start. */
 GROUP_TEST(m12_a_pause_that_failed_outlives_a_replay_until_a_start, RANK_COUNT)
 {
-    struct cox_error err;
     init_group(g);
-    assert_false(cox_executor_partially_paused(test_group_executor(g)));
+    assert_false(cox_executor_partially_paused(executor));
     assert_int_equal(test_call(g, NULL, "only 1 recover pause 5 no"), 0);
-    assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), COX_REJECTED);
+    assert_int_equal(recover(g, COX_RECOVER_PAUSE, test_err()), COX_REJECTED);
     test_kill_rank(g, 1);
     test_restart_rank(g, 1);
-    assert_int_equal(replay(g, &err), 0);
+    assert_ok(replay(g, test_err()));
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
-    assert_true(cox_executor_partially_paused(test_group_executor(g)));
-    assert_int_equal(recover(g, COX_RECOVER_START, &err), 0);
+    assert_true(cox_executor_partially_paused(executor));
+    assert_ok(recover(g, COX_RECOVER_START, test_err()));
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
-    assert_false(cox_executor_partially_paused(test_group_executor(g)));
-    assert_int_equal(recover(g, COX_RECOVER_START, &err), COX_STATE);
+    assert_false(cox_executor_partially_paused(executor));
+    assert_int_equal(recover(g, COX_RECOVER_START, test_err()), COX_STATE);
 }
 
 GROUP_TEST(m12_a_group_with_a_death_can_be_paused, RANK_COUNT)
 {
-    struct cox_error err;
     init_group(g);
     test_kill_rank(g, 1);
     test_restart_rank(g, 1);
     assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
-    assert_int_equal(recover(g, COX_RECOVER_START, &err), COX_STATE);
-    assert_contains(err.text, "ABNORMAL");
-    assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), 0);
+    assert_refused(recover(g, COX_RECOVER_START, test_err()), COX_STATE, "ABNORMAL");
+    assert_ok(recover(g, COX_RECOVER_PAUSE, test_err()));
     assert_int_equal(state_of(g), COX_ENGINE_PAUSE);
 }
 
 static void expect_refused(struct test_group *g, const char *state, const char *command)
 {
-    struct cox_error err = {0};
-    struct step s;
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_RANK0,
-                                               .deadline_ns = test_patience()};
-    assert_int_equal(step_call(g, &err), COX_STATE);
-    assert_contains(err.text, state);
-    assert_contains(err.text, command);
-    err = (struct cox_error){0};
-    assert_int_equal(
-        cox_executor_submit(test_group_executor(g), step_empty(&s), &options, NULL, &err),
-        COX_STATE);
-    assert_contains(err.text, state);
+    struct test_step s;
+    assert_refused(step_call(g, test_err()), COX_STATE, state);
+    assert_contains(test_error.text, command);
+    assert_refused(
+        cox_executor_submit(test_group_executor(g), step_empty(&s),
+                            SUBMIT_WITH(.gather = COX_GATHER_RANK0, .deadline_ns = test_patience()),
+                            NULL, test_err()),
+        COX_STATE, state);
     /* Requests other than steps are served. */
     test_expect_echo(g, "no step");
 }
@@ -563,8 +484,7 @@ struct other_command {
 static void *recover_main(void *argument)
 {
     struct other_command *other = argument;
-    struct cox_error err;
-    other->result = recover(other->group, other->command, &err);
+    other->result = recover(other->group, other->command, test_err());
     return NULL;
 }
 
@@ -585,7 +505,7 @@ TEST(m12_steps_are_refused_while_the_engine_is_paused)
         {COX_RECOVER_PAUSE_NET, "pause_net", "NORMAL", "PAUSE"},
         {COX_RECOVER_START, "start", "PAUSE", NULL},
     };
-    struct test_group *g = test_group_start(RANK_COUNT, NULL);
+    OWN_GROUP *g = test_group_start(RANK_COUNT, NULL);
     struct test_pipe *pipe = test_pipe_new();
     init_group(g);
     assert_int_equal(
@@ -616,21 +536,18 @@ TEST(m12_steps_are_refused_while_the_engine_is_paused)
             expect_step(g);
     }
     /* One that is not legal bars nothing, and one that fails no more than before. */
-    struct cox_error err;
-    assert_int_equal(recover(g, COX_RECOVER_REINIT, &err), COX_STATE);
+    assert_int_equal(recover(g, COX_RECOVER_REINIT, test_err()), COX_STATE);
     expect_step(g);
     assert_int_equal(test_call(g, NULL, "recover pause 5 no"), 0);
-    assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), COX_REJECTED);
+    assert_int_equal(recover(g, COX_RECOVER_PAUSE, test_err()), COX_REJECTED);
     expect_step(g);
-    test_group_free(g);
 }
 
 /* As the ranks see it: none is asked for a step behind its reply to a pause. */
 static void *stepper_main(void *argument)
 {
     struct other_command *other = argument;
-    struct cox_error err;
-    while ((other->result = step_call(other->group, &err)) == 0)
+    while ((other->result = step_call(other->group, test_err())) == 0)
         continue;
     return NULL;
 }
@@ -644,21 +561,19 @@ static uint64_t steps_served(struct test_group *g)
 
 GROUP_TEST(m12_no_step_slips_in_behind_a_pause, RANK_COUNT)
 {
-    struct cox_error err;
     init_group(g);
     for (int i = 0; i < 50; i++) {
         struct other_command other = {.group = g};
         const uint64_t before = steps_served(g);
         pthread_t thread;
         assert_int_equal(pthread_create(&thread, NULL, stepper_main, &other), 0);
-        while (steps_served(g) < before + 3)
-            sched_yield();
-        assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), 0);
+        AWAIT(steps_served(g) >= before + 3);
+        assert_ok(recover(g, COX_RECOVER_PAUSE, test_err()));
         const uint64_t paused = steps_served(g);
         pthread_join(thread, NULL);
         assert_int_equal(other.result, COX_STATE);
         assert_int_equal(steps_served(g), paused);
-        assert_int_equal(recover(g, COX_RECOVER_START, &err), 0);
+        assert_ok(recover(g, COX_RECOVER_START, test_err()));
     }
 }
 

@@ -3,44 +3,32 @@
  * A24.
  */
 #include "channel/base/peer.h"
-#include "coordinator/executor/core.h"
 #include "testing.h"
-
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 static void restart_all(struct test_group *g)
 {
-    struct cox_error err = {0};
-    int r = cox_executor_restart(test_group_executor(g), COX_RANK_ALL, test_patience(), &err);
-    if (r)
-        fail_msg("restart_all: %d: %s", r, err.text);
+    assert_ok(
+        cox_executor_restart(test_group_executor(g), COX_RANK_ALL, test_patience(), test_err()));
 }
 
 static void kill_rank(struct test_group *g, uint32_t rank)
 {
-    struct cox_error err = {0};
-    assert_int_equal(cox_executor_kill(test_group_executor(g), rank, &err), 0);
+    assert_ok(cox_executor_kill(test_group_executor(g), rank, test_err()));
     test_await_death(g, rank);
 }
 
 static uint64_t echo_sequence(struct test_group *g)
 {
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     assert_int_equal(test_call(g, &c, "echo which number?"), 0);
     uint64_t sequence = c.sequence;
-    test_completion_deinit(&c);
     return sequence;
 }
 
 TEST(p8_all_ranks_are_replaced)
 {
     for (uint32_t n = 1; n <= 8; n *= n == 1 ? 4 : 2) {
-        struct test_group *g = test_group_start(n, NULL);
+        OWN_GROUP *g = test_group_start(n, NULL);
         pid_t pids[8];
         for (uint32_t rank = 0; rank < n; rank++)
             pids[rank] = test_pid(g, rank);
@@ -55,20 +43,16 @@ TEST(p8_all_ranks_are_replaced)
         }
         restart_all(g);
         test_expect_echo(g, "after");
-        test_group_free(g);
     }
 }
 
 TEST(a24_what_is_in_flight_ends_by_a_death)
 {
     for (uint32_t n = 1; n <= 8; n *= n == 1 ? 4 : 2) {
-        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .depth = 4};
-        struct test_group *g = test_group_start(n, &options);
+        OWN_GROUP *g = test_group_start(n, START_WITH(.depth = 4));
         struct test_pipe *pipe = test_pipe_new();
-        const struct test_how how = {.gather = COX_GATHER_ALL};
         for (int k = 0; k < 4; k++)
-            assert_int_equal(test_submit(g, &how, "block %s", test_pipe_path(pipe)), 0);
+            assert_int_equal(test_submit(g, &test_all, "block %s", test_pipe_path(pipe)), 0);
         for (uint32_t rank = 0; rank < n; rank++)
             test_await_lines(g, (int)rank, "blocked", 1);
         restart_all(g);
@@ -80,7 +64,6 @@ TEST(a24_what_is_in_flight_ends_by_a_death)
             test_expect_echo(g, "after");
         for (uint32_t rank = 0; rank < n; rank++)
             assert_int_equal(test_served(g, rank), 11);
-        test_group_free(g);
     }
 }
 
@@ -111,30 +94,26 @@ TEST(p3_p8_a_stopped_rank_is_killed)
     for (int w = 0; w < 2; w++) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                      .workers.command = w ? wrapped : NULL};
-        struct test_group *g = test_group_start(2, w ? &options : NULL);
+        OWN_GROUP *g = test_group_start(2, w ? &options : NULL);
         struct cox_executor *executor = test_group_executor(g);
         struct cox_executor_status status;
         struct cox_rank_status ranks[2];
-        struct cox_error err = {0};
         cox_executor_read_status(executor, &status, ranks);
         assert_int_equal(ranks[1].serving_pid != ranks[1].pid, w);
         test_stop_process(ranks[1].serving_pid);
         if (w)
             test_stop_process(ranks[1].pid);
-        assert_int_equal(cox_executor_kill(executor, 1, &err), 0);
+        assert_ok(cox_executor_kill(executor, 1, test_err()));
         test_await_death(g, 1);
         assert_ended(ranks[1].serving_pid);
         assert_ended(ranks[1].pid);
-        assert_int_equal(cox_executor_kill(executor, 1, &err), 0); /* it is dead */
+        assert_ok(cox_executor_kill(executor, 1, test_err())); /* it is dead */
         const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
         assert_int_equal(test_call_how(g, NULL, &first, "echo alone"), 0);
-        assert_int_equal(cox_executor_kill(executor, 2, &err), COX_INVALID);
-        assert_contains(err.text, "there is no rank 2");
-        err = (struct cox_error){0};
-        if (cox_executor_restart(executor, 1, test_patience(), &err))
-            fail_msg("%s", err.text);
+        assert_refused(cox_executor_kill(executor, 2, test_err()), COX_INVALID,
+                       "there is no rank 2");
+        assert_ok(cox_executor_restart(executor, 1, test_patience(), test_err()));
         test_expect_echo(g, "both");
-        test_group_free(g);
     }
 }
 
@@ -142,43 +121,34 @@ TEST(p3_p8_a_stopped_rank_is_killed)
 TEST(p8_some_die_half_way_and_all_are_tried_again)
 {
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = fragile};
-    struct test_group *g = test_group_start(3, &options);
+    OWN_GROUP *g = test_group_start(3, START_WITH(.workers.command = fragile));
     for (int k = 0; k < 2; k++) {
-        struct cox_error err = {0};
-        assert_int_equal(
-            cox_executor_restart(test_group_executor(g), COX_RANK_ALL, test_patience(), &err),
-            COX_PEER_DEAD);
-        assert_contains(err.text, "was killed by signal 9");
+        assert_refused(
+            cox_executor_restart(test_group_executor(g), COX_RANK_ALL, test_patience(), test_err()),
+            COX_PEER_DEAD, "was killed by signal 9");
         assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);
     }
     restart_all(g);
     test_expect_echo(g, "all");
-    test_group_free(g);
 }
 
 TEST(p8_b2_those_that_never_attach)
 {
     const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = slow};
-    struct test_group *g = test_group_start(2, &options);
+    OWN_GROUP *g = test_group_start(2, START_WITH(.workers.command = slow));
     struct cox_executor *executor = test_group_executor(g);
     struct cox_executor_status status;
     struct cox_rank_status ranks[2] = {{0}};
     /* On a machine that is busy enough they are not even started by then. */
     for (uint64_t ms = 500; ranks[1].incarnation != 2; ms *= 4) {
-        struct cox_error err = {0};
         assert_int_equal(
-            cox_executor_restart(executor, COX_RANK_ALL, cox_deadline_after_ms(ms), &err),
+            cox_executor_restart(executor, COX_RANK_ALL, cox_deadline_after_ms(ms), test_err()),
             COX_TIMEOUT);
         assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);
         cox_executor_read_status(executor, &status, ranks);
     }
     restart_all(g);
     test_expect_echo(g, "all");
-    test_group_free(g);
 }
 
 /* ---- beside others ---- */
@@ -200,25 +170,22 @@ static void *restarter_main(void *argument)
 TEST(m15_a_stop_ends_it)
 {
     const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = slow};
-    struct test_group *g = test_group_start(2, &options);
+    OWN_GROUP *g = test_group_start(2, START_WITH(.workers.command = slow));
     struct restarter restarter = {.executor = test_group_executor(g)};
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, restarter_main, &restarter), 0);
     test_await_lines(g, 1, "sleeps as told", 1);
     /* One at a time. */
-    struct cox_error err = {0};
-    assert_int_equal(cox_executor_restart(restarter.executor, COX_RANK_ALL, test_patience(), &err),
+    assert_int_equal(
+        cox_executor_restart(restarter.executor, COX_RANK_ALL, test_patience(), test_err()),
+        COX_BUSY);
+    assert_int_equal(cox_executor_restart(restarter.executor, 0, test_patience(), test_err()),
                      COX_BUSY);
-    err = (struct cox_error){0};
-    assert_int_equal(cox_executor_restart(restarter.executor, 0, test_patience(), &err), COX_BUSY);
     cox_executor_stop(restarter.executor);
     pthread_join(thread, NULL);
     assert_int_equal(restarter.status, COX_CLOSED);
     assert_int_equal(cox_executor_restart(restarter.executor, COX_RANK_ALL, test_patience(), NULL),
                      COX_CLOSED);
-    test_group_free(g);
 }
 
 struct caller {
@@ -232,10 +199,10 @@ static void *caller_main(void *argument)
 {
     struct caller *caller = argument;
     while (!atomic_load(&caller->stop) && !caller->other) {
-        const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                                   .gather = COX_GATHER_ALL,
-                                                   .deadline_ns = test_patience()};
-        int r = cox_executor_call_opaque(caller->executor, "echo x", 6, &options, NULL, NULL, NULL);
+        int r = cox_executor_call_opaque(
+            caller->executor, "echo x", 6,
+            SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = test_patience()), NULL, NULL,
+            NULL);
         if (r == 0)
             atomic_fetch_add(&caller->good, 1);
         else if (r == COX_PEER_DEAD)
@@ -272,9 +239,7 @@ GROUP_TEST(a24_p7_nothing_grows_under_load, 4)
         assert_int_equal(callers[i].other, 0);
         assert_true(atomic_load(&callers[i].good) > 0);
     }
-    uint64_t deadline_ns = test_patience();
-    while (test_count_fds() > fds && cox_now_ns() < deadline_ns)
-        sched_yield();
+    AWAIT(test_count_fds() <= fds);
     assert_true(test_count_fds() <= fds);
     test_expect_echo(g, "at last");
 }
@@ -306,27 +271,22 @@ static void drain_handler(void *context, const struct cox_completion *completion
 TEST(a23_the_old_one_is_drained_before_the_new_one_is_started)
 {
     for (int all = 0; all < 2; all++) {
-        struct test_group *g = test_group_start(2, NULL);
+        OWN_GROUP *g = test_group_start(2, NULL);
         struct drain drain = {.executor = test_group_executor(g)};
-        const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                                   .gather = COX_GATHER_ALL,
-                                                   .deadline_ns = test_patience()};
-        assert_int_equal(
-            cox_executor_set_handler(drain.executor, COX_CHANNEL_EXECUTE, drain_handler, &drain),
-            0);
+        assert_ok(
+            cox_executor_set_handler(drain.executor, COX_CHANNEL_EXECUTE, drain_handler, &drain));
         test_stop_process(test_pid(g, 1));
-        assert_int_equal(
-            cox_executor_submit_opaque(drain.executor, "echo x", 6, &options, NULL, NULL), 0);
+        assert_ok(cox_executor_submit_opaque(
+            drain.executor, "echo x", 6,
+            SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = test_patience()), NULL, NULL));
         kill_rank(g, 1);
-        while (!atomic_load(&drain.entered))
-            sched_yield();
+        AWAIT(atomic_load(&drain.entered));
         if (all)
             restart_all(g);
         else
             assert_int_equal(cox_executor_restart(drain.executor, 1, test_patience(), NULL), 0);
         assert_int_equal(atomic_load(&drain.status), COX_PEER_DEAD);
         assert_false(atomic_load(&drain.early));
-        test_group_free(g);
     }
 }
 
@@ -351,16 +311,13 @@ static void log_keep(void *context, int level, const char *text)
 TEST(a23_the_log_names_old_and_new_process)
 {
     struct log log = {.lock = PTHREAD_MUTEX_INITIALIZER};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .hooks.log = {log_keep, &log}};
-    struct test_group *g = test_group_start(2, &options);
+    OWN_GROUP *g = test_group_start(2, START_WITH(.hooks.log = {log_keep, &log}));
     pid_t pids[3][2];
     char line[160];
     for (uint32_t life = 0; life < 3; life++) {
         if (life == 1) {
             kill_rank(g, 1);
-            assert_int_equal(cox_executor_restart(test_group_executor(g), 1, test_patience(), NULL),
-                             0);
+            assert_ok(cox_executor_restart(test_group_executor(g), 1, test_patience(), NULL));
         }
         if (life == 2)
             restart_all(g);
@@ -379,5 +336,4 @@ TEST(a23_the_log_names_old_and_new_process)
              "6 rank 0: process %d (incarnation 1) is replaced by process %d (incarnation 2)\n",
              pids[0][0], pids[2][0]);
     assert_contains(log.text, line);
-    test_group_free(g);
 }

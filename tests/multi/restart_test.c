@@ -1,16 +1,7 @@
 /*
  * One dead rank is started again while the others live: requirement P8, the channel's part of it.
  */
-#include "coordinator/executor/core.h"
 #include "testing.h"
-
-#include <coxswain/requests.h>
-
-#include <inttypes.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 GROUPS_TEST(p8_a_dead_rank_is_replaced_while_the_others_live)
 {
@@ -44,7 +35,6 @@ GROUP_TEST(p8_a_restart_of_a_live_rank_does_nothing, 2)
     test_expect_echo(g, "x");
 }
 
-/* A rank that is blocked, and its request, go through another one's restart undisturbed. */
 GROUP_TEST(p8_what_the_others_do_goes_on, 3)
 {
     struct test_pipe *pipe = test_pipe_new();
@@ -54,23 +44,19 @@ GROUP_TEST(p8_what_the_others_do_goes_on, 3)
     test_kill_rank(g, 2);
     test_restart_rank(g, 2);
     const struct test_how beside = {.gather = COX_GATHER_ALL, .ranks = 6};
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     assert_int_equal(test_call_how(g, &c, &beside, "echo beside"), 0);
     assert_string_equal(c.ranks[2].bytes, "beside");
-    test_completion_deinit(&c);
     assert_int_equal(test_completion_count(g), 0);
     test_pipe_release(pipe, 1);
     assert_string_equal(test_await(g, 0)->ranks[0].bytes, "released");
     test_expect_echo(g, "all");
 }
 
-/* It owed a reply, and had a frame; its next incarnation owes nothing. */
 TEST(p8_p4_the_next_incarnation_owes_nothing)
 {
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
-        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .depth = depth};
-        struct test_group *g = test_group_start(2, &options);
+        OWN_GROUP *g = test_group_start(2, START_WITH(.depth = depth));
         struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 100};
         test_stop_process(test_pid(g, 1));
         assert_int_equal(test_call_how(g, NULL, &brief, "echo too late"), COX_TIMEOUT);
@@ -81,7 +67,6 @@ TEST(p8_p4_the_next_incarnation_owes_nothing)
             snprintf(text, sizeof text, "request %" PRIu32, k);
             test_expect_echo(g, text);
         }
-        test_group_free(g);
     }
 }
 
@@ -94,14 +79,11 @@ GROUP_TEST(p8_every_channel_works_again, 2)
     test_await_faults(g, 1);
     assert_string_equal(test_fault(g, 0), "1 of the new one");
     struct cox_link_status links;
-    struct cox_error err = {0};
-    assert_int_equal(
-        cox_executor_link_status(test_group_executor(g), test_patience(), &links, &err), 0);
+    assert_ok(cox_executor_link_status(executor, test_patience(), &links, test_err()));
     cox_link_status_deinit(&links);
     struct cox_recover_result results[2];
-    assert_int_equal(cox_executor_recover(test_group_executor(g), COX_RECOVER_CLEAR,
-                                          test_patience(), results, &err),
-                     0);
+    assert_ok(
+        cox_executor_recover(executor, COX_RECOVER_CLEAR, test_patience(), results, test_err()));
 }
 
 /* The new process does not make it: killed before it attached, or it never does. The group is as
@@ -109,42 +91,32 @@ GROUP_TEST(p8_every_channel_works_again, 2)
 TEST(p8_a_restart_that_dies_half_way_is_done_again)
 {
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = fragile};
-    struct test_group *g = test_group_start(2, &options);
-    struct cox_error err = {0};
+    OWN_GROUP *g = test_group_start(2, START_WITH(.workers.command = fragile));
     test_kill_rank(g, 1);
     for (int k = 0; k < 2; k++) {
-        assert_int_equal(cox_executor_restart(test_group_executor(g), 1, test_patience(), &err),
-                         COX_PEER_DEAD);
-        assert_contains(err.text, "rank 1");
-        assert_contains(err.text, "killed by signal 9");
+        assert_refused(cox_executor_restart(test_group_executor(g), 1, test_patience(), test_err()),
+                       COX_PEER_DEAD, "rank 1");
+        assert_contains(test_error.text, "killed by signal 9");
         const struct test_how living = {.gather = COX_GATHER_ALL, .ranks = 1};
         assert_int_equal(test_call_how(g, NULL, &living, "echo alone"), 0);
         assert_int_equal(test_call(g, NULL, "echo both"), COX_PEER_DEAD);
     }
     test_restart_rank(g, 1);
     test_expect_echo(g, "both");
-    test_group_free(g);
 }
 
 TEST(p8_b2_a_restart_that_never_attaches_ends_at_its_deadline)
 {
     const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = slow};
-    struct test_group *g = test_group_start(2, &options);
-    struct cox_error err = {0};
+    OWN_GROUP *g = test_group_start(2, START_WITH(.workers.command = slow));
     test_kill_rank(g, 0);
-    assert_int_equal(
-        cox_executor_restart(test_group_executor(g), 0, cox_deadline_after_ms(200), &err),
-        COX_TIMEOUT);
-    assert_contains(err.text, "rank 0");
-    assert_contains(err.text, "did not attach in time");
+    assert_refused(
+        cox_executor_restart(test_group_executor(g), 0, cox_deadline_after_ms(200), test_err()),
+        COX_TIMEOUT, "rank 0");
+    assert_contains(test_error.text, "did not attach in time");
     assert_int_equal(test_call(g, NULL, "echo both"), COX_PEER_DEAD);
     test_restart_rank(g, 0);
     test_expect_echo(g, "both");
-    test_group_free(g);
 }
 
 struct restarter {
@@ -184,9 +156,7 @@ GROUP_TEST(p8_two_ranks_at_once, 4)
 TEST(m15_a_stop_ends_a_restart)
 {
     const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = slow};
-    struct test_group *g = test_group_start(2, &options);
+    OWN_GROUP *g = test_group_start(2, START_WITH(.workers.command = slow));
     test_kill_rank(g, 1);
     struct restarter restarter = {.executor = test_group_executor(g), .rank = 1};
     pthread_t thread;
@@ -197,7 +167,6 @@ TEST(m15_a_stop_ends_a_restart)
     assert_int_equal(restarter.status, COX_CLOSED);
     assert_int_equal(cox_executor_restart(test_group_executor(g), 1, test_patience(), NULL),
                      COX_CLOSED);
-    test_group_free(g);
 }
 
 TEST(p8_through_a_wrapper)
@@ -205,32 +174,23 @@ TEST(p8_through_a_wrapper)
     char line[300];
     snprintf(line, sizeof line, "%s \"$@\"; exit $?", test_worker_program());
     const char *const wrapped[] = {"sh", "-c", line, "worker", NULL};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = wrapped};
-    struct test_group *g = test_group_start(2, &options);
+    OWN_GROUP *g = test_group_start(2, START_WITH(.workers.command = wrapped));
     for (int k = 0; k < 3; k++) {
         test_kill_rank(g, 1);
         test_restart_rank(g, 1);
         test_expect_echo(g, "through a wrapper");
     }
-    test_group_free(g);
 }
 
 GROUP_TEST(p8_what_cannot_be_restarted_is_refused, 2)
 {
-    struct cox_error err = {0};
-    assert_int_equal(cox_executor_restart(test_group_executor(g), 2, test_patience(), &err),
-                     COX_INVALID);
-    assert_contains(err.text, "there is no rank 2");
+    assert_refused(cox_executor_restart(executor, 2, test_patience(), test_err()), COX_INVALID,
+                   "there is no rank 2");
 }
 
-/* Names go at once, fds do not grow, whatever is restarted how often. */
-TEST(p8_p7_nothing_grows)
+GROUP_TEST_WITH(p8_p7_nothing_grows, 2, .name = NULL)
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .name = NULL};
-    struct test_group *g = test_group_start(2, &options);
-    const char *name = cox_executor_name(test_group_executor(g));
+    const char *name = cox_executor_name(executor);
     /* Every rank has logged on, and no connection of a dead one is there. */
     test_await_socket(g);
     const size_t fds = test_count_fds();
@@ -242,5 +202,4 @@ TEST(p8_p7_nothing_grows)
     test_await_socket(g);
     assert_int_equal(test_count_fds(), fds);
     test_expect_echo(g, "x");
-    test_group_free(g);
 }

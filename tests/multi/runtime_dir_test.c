@@ -6,13 +6,6 @@
 #include "channel/socket/runtime_dir.h"
 #include "tests/lib/rights.h"
 
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <sys/wait.h>
-
 static int try_open(const struct cox_control_socket_options *options, struct cox_error *err)
 {
     struct cox_control_socket *made = NULL;
@@ -29,10 +22,8 @@ static int try_open(const struct cox_control_socket_options *options, struct cox
 
 static void refused(const struct cox_control_socket_options *options, int code, const char *text)
 {
-    struct cox_error err;
-    assert_int_equal(try_open(options, &err), code);
-    if (!strstr(err.text, text))
-        fail_msg("'%s' is not in: %s", text, err.text);
+    assert_int_equal(try_open(options, test_err()), code);
+    assert_contains(test_error.text, text);
 }
 
 /* ---- the folder ---- */
@@ -40,7 +31,6 @@ static void refused(const struct cox_control_socket_options *options, int code, 
 SOCKET_TEST(b9_a_runtime_directory_that_lets_others_in_is_refused)
 {
     struct cox_control_socket_options options = host_options("test");
-    struct cox_error err;
     char link[80];
     struct stat st;
     const mode_t modes[] = {0755, 0750, 0701, 0770, 01777, 0710};
@@ -53,7 +43,7 @@ SOCKET_TEST(b9_a_runtime_directory_that_lets_others_in_is_refused)
         assert_int_equal(st.st_mode & 07777, modes[i]); /* it may belong to another program */
     }
     assert_int_equal(chmod(runtime_dir, 0700), 0);
-    assert_int_equal(try_open(&options, &err), 0);
+    assert_ok(try_open(&options, test_err()));
     snprintf(link, sizeof link, "%s_link", runtime_dir);
     assert_int_equal(symlink(runtime_dir, link), 0);
     options.runtime_dir = link;
@@ -82,11 +72,10 @@ static void with_umask(void *context)
     struct cox_control_socket_options options = host_options("test");
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
-    struct cox_error err = {0};
     struct stat st;
     umask(*mask);
-    if (cox_control_socket_open(&options, &host_hooks, &control_socket, &err))
-        fprintf(stderr, "%s\n", err.text);
+    if (cox_control_socket_open(&options, &host_hooks, &control_socket, test_err()))
+        fprintf(stderr, "%s\n", test_error.text);
     CHECK(control_socket);
     CHECK(stat(runtime_dir, &st) == 0 && (st.st_mode & 07777) == 0700);
     CHECK(stat(cox_control_socket_path(control_socket), &st) == 0 && (st.st_mode & 07777) == 0600);
@@ -159,7 +148,6 @@ SOCKET_TEST(a22_k19_long_paths_and_names_work)
     struct cox_control_socket_options options = host_options(name);
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
-    struct cox_error err = {0};
     snprintf(path, sizeof path, "%s", runtime_dir);
     assert_int_equal(mkdir(path, 0700), 0);
     for (int i = 0; i < 15; i++) {
@@ -173,11 +161,10 @@ SOCKET_TEST(a22_k19_long_paths_and_names_work)
     for (size_t length = 1; length <= 128; length++) {
         memset(name, 'n', length);
         name[length] = '\0';
-        if (cox_control_socket_open(&options, &host_hooks, &control_socket, &err))
-            fail_msg("%zu: %s", length, err.text);
-        assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
-                                                    PATIENCE, &session, &err),
-                         0);
+        if (cox_control_socket_open(&options, &host_hooks, &control_socket, test_err()))
+            fail_msg("%zu: %s", length, test_error.text);
+        assert_ok(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
+                                             PATIENCE, &session, test_err()));
         cox_control_connection_close(&session);
         setenv("XDG_RUNTIME_DIR", path, 1);
         assert_int_equal(cox_control_socket_find(name, found, NULL), 0);
@@ -187,7 +174,7 @@ SOCKET_TEST(a22_k19_long_paths_and_names_work)
         if (length == 128) { /* another long name is another control socket */
             struct cox_control_socket *other;
             name[127] = 'm';
-            assert_int_equal(cox_control_socket_open(&options, &host_hooks, &other, &err), 0);
+            assert_ok(cox_control_socket_open(&options, &host_hooks, &other, test_err()));
             assert_string_not_equal(cox_control_socket_path(other),
                                     cox_control_socket_path(control_socket));
             cox_control_socket_close(other);
@@ -246,23 +233,20 @@ SOCKET_TEST(a22_b4_a_dead_groups_socket_is_no_obstacle)
     struct cox_control_socket_options options = host_options("test");
     struct cox_control_connection session;
     struct cox_hello hello = worker_hello();
-    struct cox_error err = {0};
     char path[COX_SOCKET_PATH_SIZE];
     uint32_t swept = 0;
     snprintf(path, sizeof path, "%s/test.sock", runtime_dir);
-    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err),
+    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, test_err()),
                      COX_NOT_FOUND);
     server_kill(server_start());
     assert_int_equal(runtime_dir_count(), 1);
-    err.code = 0;
-    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err),
-                     COX_CLOSED);
-    assert_non_null(strstr(err.text, "the coordinator is dead"));
-    assert_int_equal(try_open(&options, &err), 0); /* under the same name */
+    assert_refused(cox_control_socket_connect(path, &hello, PATIENCE, &session, test_err()),
+                   COX_CLOSED, "the coordinator is dead");
+    assert_ok(try_open(&options, test_err())); /* under the same name */
     assert_int_equal(runtime_dir_count(), 0);
     server_kill(server_start());
     options.name = "another";
-    assert_int_equal(try_open(&options, &err), 0); /* under any name */
+    assert_ok(try_open(&options, test_err())); /* under any name */
     assert_int_equal(runtime_dir_count(), 0);
     server_kill(server_start());
     pid_t live = server_start(); /* swept, and there again */
@@ -275,36 +259,33 @@ SOCKET_TEST(a22_b4_a_dead_groups_socket_is_no_obstacle)
     rmdir(runtime_dir);
     assert_int_equal(cox_control_socket_sweep(runtime_dir, &swept, NULL), 0);
     assert_int_equal(swept, 0);
-    err.code = 0;
-    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err),
+    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, test_err()),
                      COX_NOT_FOUND);
 }
 
 SOCKET_TEST(b9_a_live_name_is_taken)
 {
     struct cox_control_socket_options options = host_options("test"), other = host_options("other");
-    struct cox_error err;
     char text[64];
     pid_t live = server_start();
     snprintf(text, sizeof text, "process %d listens", (int)live);
     refused(&options, COX_TAKEN, text);
-    assert_int_equal(try_open(&other, &err), 0);
+    assert_ok(try_open(&other, test_err()));
     kill(live, SIGSTOP); /* that is no death */
     refused(&options, COX_TAKEN, text);
     kill(live, SIGCONT);
     server_kill(live);
-    assert_int_equal(try_open(&options, &err), 0);
+    assert_ok(try_open(&options, test_err()));
 }
 
 SOCKET_TEST(something_else_at_the_name_is_left_alone)
 {
     struct cox_control_socket_options options = host_options("test");
-    struct cox_error err;
     char path[100];
     struct stat st;
     uint32_t swept = 0;
     snprintf(path, sizeof path, "%s/test.sock", runtime_dir);
-    assert_int_equal(try_open(&options, &err), 0); /* makes the folder */
+    assert_ok(try_open(&options, test_err())); /* makes the folder */
     close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
     refused(&options, COX_DENIED, "is in the way");
     unlink(path);
@@ -327,7 +308,7 @@ SOCKET_TEST(something_else_at_the_name_is_left_alone)
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
     close(fd);
-    assert_int_equal(try_open(&options, &err), 0);
+    assert_ok(try_open(&options, test_err()));
     assert_int_equal(stat(address.sun_path, &st), 0);
 }
 
@@ -335,15 +316,13 @@ SOCKET_TEST(something_else_at_the_name_is_left_alone)
 SOCKET_TEST(b4_a_new_file_that_another_process_still_has_is_no_obstacle)
 {
     struct cox_control_socket_options options = host_options("test");
-    struct cox_error err;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    assert_int_equal(try_open(&options, &err), 0); /* makes the folder */
+    assert_ok(try_open(&options, test_err())); /* makes the folder */
     snprintf(address.sun_path, sizeof address.sun_path, "%s/starting.new", runtime_dir);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
     assert_int_equal(listen(fd, 1), 0);
-    if (try_open(&options, &err))
-        fail_msg("the control socket does not open: %s", err.text);
+    assert_ok(try_open(&options, test_err()));
     assert_int_equal(runtime_dir_count(), 0);
     close(fd);
 }
@@ -359,9 +338,8 @@ SOCKET_TEST(b10_only_its_own_socket_is_removed_at_the_end)
     assert_int_equal(unlink(cox_control_socket_path(first)), 0);
     assert_int_equal(cox_control_socket_open(&options, &host_hooks, &second, NULL), 0);
     cox_control_socket_close(first);
-    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(second), &hello, PATIENCE,
-                                                &session, NULL),
-                     0);
+    assert_ok(cox_control_socket_connect(cox_control_socket_path(second), &hello, PATIENCE,
+                                         &session, NULL));
     cox_control_connection_close(&session);
     cox_control_socket_close(second);
     assert_int_equal(runtime_dir_count(), 0);
@@ -437,14 +415,13 @@ static void nobody_visits(void *context)
 {
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
-    struct cox_error err = {0};
     const char *text = context;
     become_nobody();
     CHECK(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
-                                     &session, &err) == COX_DENIED);
-    if (!strstr(err.text, text))
-        fprintf(stderr, "'%s' is not in: %s\n", text, err.text);
-    CHECK(strstr(err.text, text));
+                                     &session, test_err()) == COX_DENIED);
+    if (!strstr(test_error.text, text))
+        fprintf(stderr, "'%s' is not in: %s\n", text, test_error.text);
+    CHECK(strstr(test_error.text, text));
 }
 
 SOCKET_TEST(b9_b28_another_user_does_not_come_in)
@@ -512,7 +489,6 @@ SOCKET_TEST(b9_a_squatted_socket_is_not_entered)
 {
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
-    struct cox_error err = {0};
     char path[100], text[100];
     if (!test_can_switch_user())
         skip();
@@ -520,22 +496,20 @@ SOCKET_TEST(b9_a_squatted_socket_is_not_entered)
     assert_int_equal(chown(runtime_dir, NOBODY, NOBODY), 0);
     pid_t pid = nobody_start();
     snprintf(path, sizeof path, "%s/test.sock", runtime_dir);
-    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err),
-                     COX_DENIED);
-    assert_non_null(strstr(err.text, "belongs to user 65534: expected 0 or 0"));
+    assert_refused(cox_control_socket_connect(path, &hello, PATIENCE, &session, test_err()),
+                   COX_DENIED, "belongs to user 65534: expected 0 or 0");
     assert_int_equal(chown(path, 0, 0), 0);
-    err.code = 0;
-    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err),
+    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, test_err()),
                      COX_DENIED);
     snprintf(text, sizeof text, "process %d of user 65534 listens", (int)pid);
-    assert_non_null(strstr(err.text, text));
+    assert_contains(test_error.text, text);
     server_kill(pid);
 }
 
 static void root_visits_as_root(void *context)
 {
     struct cox_hello hello = worker_hello();
-    struct cox_control_connection session;
+    _cox_cleanup_(cox_control_connection_close) struct cox_control_connection session;
     char path[100];
     (void)context;
     snprintf(path, sizeof path, "%s/test.sock", runtime_dir);
@@ -550,7 +524,6 @@ static void root_visits_as_root(void *context)
     close(fd);
     become_nobody();
     CHECK(cox_control_socket_connect(path, &hello, PATIENCE, &session, NULL) == 0);
-    cox_control_connection_close(&session);
 }
 
 SOCKET_TEST(root_and_its_own_user_come_in)

@@ -3,7 +3,6 @@
 #include "channel/shm/state.h"
 #include "channel/socket/closer.h"
 #include "channel/socket/socket.h"
-#include "coordinator/executor/core.h"
 #include "coordinator/executor/executor_internal.h"
 #include "coordinator/server/control_server.h"
 #include "program/client/client.h"
@@ -12,20 +11,6 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <poll.h>
-#include <pthread.h>
-#include <sched.h>
-#include <semaphore.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 typedef CoxswainControl__StatusReply status_reply;
 
@@ -68,17 +53,15 @@ TEST(p3_status_replies_while_a_handler_is_stuck)
     struct stuck stuck = {.executor = test_group_executor(group)};
     struct cox_executor_status status;
     struct cox_rank_status ranks[2];
-    struct cox_error err = {0};
     sem_init(&stuck.entered, 0, 0);
     sem_init(&stuck.go_on, 0, 0);
-    assert_int_equal(
-        cox_executor_set_handler(stuck.executor, COX_CHANNEL_EXECUTE, stuck_handler, &stuck), 0);
+    assert_ok(cox_executor_set_handler(stuck.executor, COX_CHANNEL_EXECUTE, stuck_handler, &stuck));
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .deadline_ns = test_patience()};
     uint64_t sequence;
     for (int i = 0; i < 3; i++) /* one is in the handler, two are behind it */
-        assert_int_equal(
-            cox_executor_submit_opaque(stuck.executor, "echo x", 6, &options, &sequence, &err), 0);
+        assert_ok(cox_executor_submit_opaque(stuck.executor, "echo x", 6, &options, &sequence,
+                                             test_err()));
     assert_true(test_sem_await(&stuck.entered));
     cox_executor_read_status(stuck.executor, &status, ranks);
     assert_string_equal(status.name, cox_executor_name(stuck.executor));
@@ -100,17 +83,14 @@ TEST(p3_status_replies_while_a_handler_is_stuck)
     sem_destroy(&stuck.go_on);
 }
 
-TEST(p3_status_reports_what_a_rank_does_and_which_is_late)
+GROUP_TEST(p3_status_reports_what_a_rank_does_and_which_is_late, 2)
 {
-    struct test_group *group = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
-    struct cox_executor *executor = test_group_executor(group);
     struct cox_executor_status status;
     struct cox_rank_status ranks[2];
     const struct test_how how = {.ranks = 2, .timeout_ms = 300};
-    assert_int_equal(test_call_how(group, NULL, &how, "block %s", test_pipe_path(pipe)),
-                     COX_TIMEOUT);
-    test_await_lines(group, 1, "blocked", 1);
+    assert_int_equal(test_call_how(g, NULL, &how, "block %s", test_pipe_path(pipe)), COX_TIMEOUT);
+    test_await_lines(g, 1, "blocked", 1);
     cox_executor_read_status(executor, &status, ranks);
     struct cox_rank_channel_status *line = &ranks[1].channels[COX_CHANNEL_EXECUTE];
     assert_string_equal(cox_rank_state_name(line->state), "running");
@@ -120,41 +100,34 @@ TEST(p3_status_reports_what_a_rank_does_and_which_is_late)
     assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].in_flight, 0);
     assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].stats.timeouts, 1);
     test_pipe_release(pipe, 1);
-    assert_int_equal(test_submit_persist(group, &(struct test_how){0}, "echo x"), 0);
-    test_await(group, 0);
+    assert_int_equal(test_submit_persist(g, &(struct test_how){0}, "echo x"), 0);
+    test_await(g, 0);
     cox_executor_read_status(executor, &status, ranks);
     assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].late.words[0], 0);
     assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].stats.late_replies, 1);
-    test_group_free(group);
 }
 
-TEST(p3_status_reports_how_a_rank_died_and_its_last_lines)
+GROUP_TEST(p3_status_reports_how_a_rank_died_and_its_last_lines, 2)
 {
     test_needs_processes();
-    struct test_group *group = test_group_start(2, NULL);
-    struct cox_executor *executor = test_group_executor(group);
     struct cox_executor_status status;
     struct cox_rank_status ranks[2];
-    struct test_completion completion = {0};
-    test_call_how(group, &completion, &(struct test_how){.ranks = 2}, "exit 7");
-    test_completion_deinit(&completion);
-    test_await_death(group, 1);
+    OWN_COMPLETION completion = {0};
+    test_call_how(g, &completion, &(struct test_how){.ranks = 2}, "exit 7");
+    test_await_death(g, 1);
     test_stop_process(cox_executor_pid(executor, 0));
     cox_executor_read_status(executor, &status, ranks);
     assert_int_equal(ranks[1].liveness, COX_LIVENESS_DEAD);
-    assert_non_null(strstr(ranks[1].death, "exited with status 7"));
+    assert_contains(ranks[1].death, "exited with status 7");
     assert_false(ranks[1].stopped);
     assert_int_equal(ranks[0].liveness, COX_LIVENESS_ALIVE);
     assert_true(ranks[0].stopped);
     assert_string_equal(ranks[0].death, "");
     kill(cox_executor_pid(executor, 0), SIGCONT);
-    test_group_free(group);
 }
 
-TEST(p10_status_believes_nothing_that_a_rank_writes)
+GROUP_TEST(p10_status_believes_nothing_that_a_rank_writes, 1)
 {
-    struct test_group *group = test_group_start(1, NULL);
-    struct cox_executor *executor = test_group_executor(group);
     struct cox_layout_rank_line *line = cox_state_line(&executor->control, 0, COX_CHANNEL_LINK);
     /* In a sealed group the coordinator itself may only read there. */
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
@@ -179,7 +152,6 @@ TEST(p10_status_believes_nothing_that_a_rank_writes)
     assert_string_equal(cox_rank_state_name(rank.channels[COX_CHANNEL_LINK].state), "unknown");
     assert_int_equal(rank.channels[COX_CHANNEL_LINK].age_ns, 0);
     assert_string_equal(cox_rank_liveness_name(99), "unknown");
-    test_group_free(group);
 }
 
 /* ---- connections ---- */
@@ -196,9 +168,7 @@ static struct cox_control_server *service_new(void)
 {
     const struct cox_control_options options = {.model = "/a/model", .stop = on_stop};
     struct cox_control_server *service = NULL;
-    struct cox_error err = {0};
-    if (cox_control_server_new(&options, &service, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_control_server_new(&options, &service, test_err()));
     return service;
 }
 
@@ -215,10 +185,8 @@ static void group_attach(struct cox_control_server *service, struct test_group *
 static int connect_to(struct cox_control_server *service)
 {
     int fds[2];
-    struct cox_error err = {0};
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-    if (cox_control_server_take(service, fds[1], &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_control_server_take(service, fds[1], test_err()));
     return fds[0];
 }
 
@@ -266,56 +234,51 @@ static int ask(struct cox_client *client, int request_case, CoxswainControl__Con
 #define ASK_CANCEL COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_CANCEL
 #define ASK_COMPLETE COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_COMPLETE
 
-TEST(a_service_without_its_group_and_without_prompts_says_why)
+GROUP_TEST(a_service_without_its_group_and_without_prompts_says_why, 2)
 {
-    struct test_group *group = test_group_start(2, NULL);
     struct cox_control_server *service = service_new();
-    struct cox_error err = {0};
     CoxswainControl__ControlReply *reply;
     struct cox_client client = client_to(service);
-    assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), COX_STATE);
-    assert_non_null(strstr(err.text, "being started"));
-    assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), COX_CLOSED); /* it ended with that */
+    assert_refused(ask(&client, ASK_STATUS, &reply, test_err()), COX_STATE, "being started");
+    assert_int_equal(ask(&client, ASK_STATUS, &reply, test_err()),
+                     COX_CLOSED); /* it ended with that */
     cox_client_close(&client);
 
-    group_attach(service, group, "it sings");
+    group_attach(service, g, "it sings");
     client = client_to(service);
-    assert_int_equal(ask(&client, ASK_CANCEL, &reply, &err), 0);
+    assert_ok(ask(&client, ASK_CANCEL, &reply, test_err()));
     assert_int_equal(reply->reply_case, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE);
     for (int i = 0; i < 3; i++) { /* one connection, several questions */
-        assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), 0);
+        assert_ok(ask(&client, ASK_STATUS, &reply, test_err()));
         const status_reply *status = reply->status;
-        assert_string_equal(status->name, cox_executor_name(test_group_executor(group)));
+        assert_string_equal(status->name, cox_executor_name(executor));
         assert_string_equal(status->model, "/a/model");
         assert_string_equal(status->refusal, "it sings");
         assert_null(status->serving);
         assert_int_equal(status->n_ranks, 2);
         assert_int_equal(status->pid, getpid());
     }
-    assert_int_equal(ask(&client, ASK_COMPLETE, &reply, &err), COX_UNSUPPORTED);
-    assert_string_equal(err.text, "it sings");
+    assert_int_equal(ask(&client, ASK_COMPLETE, &reply, test_err()), COX_UNSUPPORTED);
+    assert_string_equal(test_error.text, "it sings");
     cox_client_close(&client);
     cox_control_server_free(service);
-    test_group_free(group);
 }
 
-TEST(p3_status_replies_where_no_thread_can_be_started)
+GROUP_TEST(p3_status_replies_where_no_thread_can_be_started, 2)
 {
-    struct test_group *group = test_group_start(2, NULL);
     struct cox_control_server *service = service_new();
-    struct cox_error err = {0};
     CoxswainControl__ControlReply *reply;
     int fds[2];
-    group_attach(service, group, "");
+    group_attach(service, g, "");
     atomic_store(&no_threads, true);
     for (int i = 0; i < 3; i++) { /* one after the other */
         struct cox_client client = client_to(service);
-        assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), 0);
+        assert_ok(ask(&client, ASK_STATUS, &reply, test_err()));
         assert_int_equal(reply->status->n_ranks, 2);
         if (i == 2) { /* and not two at a time */
             assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-            assert_int_equal(cox_control_server_take(service, fds[1], &err), -EAGAIN);
-            assert_non_null(strstr(err.text, "starting a thread"));
+            assert_refused(cox_control_server_take(service, fds[1], test_err()), -EAGAIN,
+                           "starting a thread");
             close(fds[0]);
             close(fds[1]);
         }
@@ -326,7 +289,6 @@ TEST(p3_status_replies_where_no_thread_can_be_started)
     atomic_store(&no_threads, false);
     cox_control_server_free(service);
     cox_client_close(&client);
-    test_group_free(group);
 }
 
 /* ---- status, as people and programs see it ---- */
@@ -385,10 +347,8 @@ TEST(p3_the_status_command_shows_what_became_of_a_rank)
 {
     test_needs_processes();
     serving_one = service_new();
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .hooks.control = on_control,
-                                                 .socket.use = COX_SOCKET_REQUIRED};
-    struct test_group *g = test_group_start(2, &options);
+    OWN_GROUP *g = test_group_start(
+        2, START_WITH(.hooks.control = on_control, .socket.use = COX_SOCKET_REQUIRED));
     group_attach(serving_one, g, "it is a test");
     const char *control_socket = cox_executor_socket(test_group_executor(g));
     struct test_pipe *pipe = test_pipe_new();
@@ -431,20 +391,18 @@ TEST(p3_the_status_command_shows_what_became_of_a_rank)
     assert_contains(text, "\"legacy\":false,");
     assert_contains(text, "},\"deaths\":1,\"restarts\":1,"); /* of the group */
     serving_one_end();
-    test_group_free(g);
 }
 
 TEST(stop_is_passed_on_and_its_connection_lasts_until_the_end)
 {
     struct cox_control_server *service = service_new();
-    struct cox_error err;
     CoxswainControl__ControlReply *reply;
-    struct cox_client client = client_to(service);
+    _cox_cleanup_(cox_client_close) struct cox_client client = client_to(service);
     atomic_store(&stop_count, 0);
     for (int i = 1; i <= 2; i++) { /* also of a group that is being started */
-        assert_int_equal(ask(&client, ASK_STOP, &reply, &err), 0);
+        assert_ok(ask(&client, ASK_STOP, &reply, test_err()));
         assert_int_equal(reply->reply_case, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE);
-        assert_int_equal(ask(&client, ASK_STOP, &reply, &err), 0); /* the one before has returned */
+        assert_ok(ask(&client, ASK_STOP, &reply, test_err())); /* the one before has returned */
         assert_int_equal(atomic_load(&stop_count) >= 2 * i - 1, 1);
     }
     struct pollfd fd = {.fd = client.stream.fd, .events = POLLIN};
@@ -452,31 +410,26 @@ TEST(stop_is_passed_on_and_its_connection_lasts_until_the_end)
     cox_control_server_free(service);
     assert_int_equal(poll(&fd, 1, TEST_PATIENCE_MS), 1);
     assert_int_equal(cox_stream_fill(&client.stream), COX_CLOSED);
-    cox_client_close(&client);
 }
 
 /* A connection that is not counted any more may lie with the thread that closes it. */
 static void await_fds(size_t count)
 {
-    const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    while (test_count_fds() != count && cox_now_ns() < deadline_ns)
-        sched_yield();
+    AWAIT(test_count_fds() == count);
     assert_int_equal(test_count_fds(), count);
 }
 
-TEST(b15_connections_leave_no_fd_and_no_thread)
+GROUP_TEST(b15_connections_leave_no_fd_and_no_thread, 1)
 {
-    struct test_group *group = test_group_start(1, NULL);
     struct cox_control_server *service = service_new();
-    group_attach(service, group, "");
-    test_await_socket(group); /* which may still have what it gave to the rank */
+    group_attach(service, g, "");
+    test_await_socket(g); /* which may still have what it gave to the rank */
     size_t before = test_count_fds();
     for (int i = 0; i < 100; i++) {
         struct cox_client client = client_to(service);
-        struct cox_error err;
         CoxswainControl__ControlReply *reply;
         if (i % 2)
-            assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), 0);
+            assert_ok(ask(&client, ASK_STATUS, &reply, test_err()));
         cox_client_close(&client);
         await_connections(service, 0);
         await_fds(before);
@@ -488,27 +441,24 @@ TEST(b15_connections_leave_no_fd_and_no_thread)
     cox_control_server_free(service);
     for (int i = 0; i < COX_CONTROL_CONNECTION_MAX; i++)
         close(fds[i]);
-    test_group_free(group);
 }
 
 /* A connection without a request is closed for one with a request, however many there are. */
-TEST(b21_a_client_without_requests_has_no_place_when_there_are_many)
+GROUP_TEST(b21_a_client_without_requests_has_no_place_when_there_are_many, 1)
 {
     enum { COUNT = 3 * COX_CONTROL_CONNECTION_MAX };
-    struct test_group *group = test_group_start(1, NULL);
     struct cox_control_server *service = service_new();
     struct cox_client silent[COUNT];
-    struct cox_error err;
     CoxswainControl__ControlReply *reply;
-    test_await_socket(group); /* as above */
+    test_await_socket(g); /* as above */
     size_t before = test_count_fds();
-    group_attach(service, group, "");
+    group_attach(service, g, "");
     for (int i = 0; i < COUNT; i++) {
         silent[i] = client_to(service);
         await_connections(service, i < COX_CONTROL_CONNECTION_MAX ? (uint32_t)i + 1
                                                                   : COX_CONTROL_CONNECTION_MAX);
         struct cox_client client = client_to(service);
-        assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), 0);
+        assert_ok(ask(&client, ASK_STATUS, &reply, test_err()));
         cox_client_close(&client);
         await_connections(service, i + 1 < COX_CONTROL_CONNECTION_MAX
                                        ? (uint32_t)i + 1
@@ -516,49 +466,45 @@ TEST(b21_a_client_without_requests_has_no_place_when_there_are_many)
     }
     /* They get the reason, the oldest first; the youngest could still send a request. */
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(cox_client_next(&silent[i], &reply, &err), COX_EMPTY);
+        assert_int_equal(cox_client_next(&silent[i], &reply, test_err()), COX_EMPTY);
         struct pollfd fd = {.fd = silent[i].stream.fd, .events = POLLIN};
         assert_int_equal(poll(&fd, 1, TEST_PATIENCE_MS), 1);
         assert_int_equal(cox_stream_fill(&silent[i].stream), 0);
-        assert_int_equal(cox_client_next(&silent[i], &reply, &err), 0);
+        assert_ok(cox_client_next(&silent[i], &reply, test_err()));
         assert_int_equal(reply->reply_case, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ERROR);
         assert_int_equal(reply->error->code, COX_FULL);
-        assert_non_null(strstr(reply->error->text, "asked for nothing"));
+        assert_contains(reply->error->text, "asked for nothing");
     }
     /* Also a client that asks too late, which must not take that for the end of the group. */
-    assert_int_equal(ask(&silent[2], ASK_STATUS, &reply, &err), COX_FULL);
-    assert_non_null(strstr(err.text, "asked for nothing"));
-    assert_int_equal(ask(&silent[2], ASK_STATUS, &reply, &err),
+    assert_refused(ask(&silent[2], ASK_STATUS, &reply, test_err()), COX_FULL, "asked for nothing");
+    assert_int_equal(ask(&silent[2], ASK_STATUS, &reply, test_err()),
                      COX_CLOSED); /* it ended with that */
-    assert_int_equal(ask(&silent[COUNT - 1], ASK_STATUS, &reply, &err), 0);
+    assert_ok(ask(&silent[COUNT - 1], ASK_STATUS, &reply, test_err()));
     for (int i = 0; i < COUNT; i++)
         cox_client_close(&silent[i]);
     await_connections(service, 0);
     await_fds(before);
     cox_control_server_free(service);
-    test_group_free(group);
 }
 
 TEST(full_of_clients_that_sent_a_stop)
 {
     struct cox_control_server *service = service_new();
     struct cox_client clients[COX_CONTROL_CONNECTION_MAX];
-    struct cox_error err = {0};
     CoxswainControl__ControlReply *reply;
     int more[2];
     for (int i = 0; i < COX_CONTROL_CONNECTION_MAX; i++) {
         clients[i] = client_to(service);
-        assert_int_equal(ask(&clients[i], ASK_STOP, &reply, &err), 0);
+        assert_ok(ask(&clients[i], ASK_STOP, &reply, test_err()));
     }
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, more), 0);
     int r;
-    while ((r = cox_control_server_take(service, more[1], &err)) ==
+    while ((r = cox_control_server_take(service, more[1], test_err())) ==
            0) { /* one had not gone on yet */
         close(more[0]);
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, more), 0);
     }
-    assert_int_equal(r, COX_FULL);
-    assert_non_null(strstr(err.text, "32 control connections are busy"));
+    assert_refused(r, COX_FULL, "32 control connections are busy");
     close(more[0]);
     close(more[1]);
     cox_control_server_free(service);
@@ -615,7 +561,6 @@ TEST(g1g_so_many_closes_hang_that_no_client_is_served)
     enum { MOST = COX_CLOSER_WAITING_MAX + COX_CONTROL_CONNECTION_MAX };
     static int ends[MOST + 1];
     struct rlimit limit, before;
-    struct cox_error err = {0};
     uint32_t count = 0;
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
     limit = before;
@@ -631,12 +576,12 @@ TEST(g1g_so_many_closes_hang_that_no_client_is_served)
         assert_int_equal(cox_socket_send(fds[0], "x", 1, &unwanted, 1, test_patience()), 0);
         close(unwanted);
         close(fds[0]);
-        r = take_patiently(service, fds[1], &err);
+        r = take_patiently(service, fds[1], test_err());
         if (r == 0)
             continue;
         assert_int_equal(r, COX_FULL);
-        if (!strstr(err.text, "their closes hang"))
-            fail_msg("after %zu connections: %s", (size_t)count, err.text);
+        if (!strstr(test_error.text, "their closes hang"))
+            fail_msg("after %zu connections: %s", (size_t)count, test_error.text);
         close(ends[count]);
         ends[count] = -1;
         close(fds[1]);
@@ -659,18 +604,17 @@ static pid_t modest_start(const char *control_socket, int told, int go)
     if (pid)
         return pid;
     struct cox_client client = COX_CLIENT_NONE;
-    struct cox_error err = {0};
     CoxswainControl__ControlReply *reply;
     char byte = 0;
-    int r = cox_client_open_path(&client, control_socket, test_patience(), &err);
+    int r = cox_client_open_path(&client, control_socket, test_patience(), test_err());
     if (!r)
-        r = ask(&client, ASK_STATUS, &reply, &err);
+        r = ask(&client, ASK_STATUS, &reply, test_err());
     if (!r && (write(told, &byte, 1) != 1 || read(go, &byte, 1) != 1))
         r = -errno;
     if (!r)
-        r = ask(&client, ASK_STATUS, &reply, &err);
+        r = ask(&client, ASK_STATUS, &reply, test_err());
     if (r)
-        fprintf(stderr, "%d: %s\n", r, err.text);
+        fprintf(stderr, "%d: %s\n", r, test_error.text);
     _exit(r != 0);
 }
 
@@ -678,12 +622,9 @@ TEST(b21_a_process_with_one_connection_keeps_it_when_another_hoards)
 {
     test_needs_processes();
     serving_one = service_new();
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .hooks.control = on_control,
-                                                 .socket.use = COX_SOCKET_REQUIRED};
-    struct test_group *g = test_group_start(1, &options);
+    OWN_GROUP *g = test_group_start(
+        1, START_WITH(.hooks.control = on_control, .socket.use = COX_SOCKET_REQUIRED));
     struct cox_client hoard[2 * COX_CONTROL_CONNECTION_MAX];
-    struct cox_error err = {0};
     CoxswainControl__ControlReply *reply;
     int told[2], go[2], status;
     char byte = 0;
@@ -695,11 +636,11 @@ TEST(b21_a_process_with_one_connection_keeps_it_when_another_hoards)
     assert_int_equal(read(told[0], &byte, 1), 1);
     for (size_t i = 0; i < sizeof hoard / sizeof *hoard; i++) {
         hoard[i] = (struct cox_client)COX_CLIENT_NONE;
-        int r = cox_client_open_path(&hoard[i], control_socket, test_patience(), &err);
+        int r = cox_client_open_path(&hoard[i], control_socket, test_patience(), test_err());
         /* A reply says that its thread runs: one that has not begun is not known to be quiet. */
-        r = r ? r : ask(&hoard[i], ASK_STATUS, &reply, &err);
+        r = r ? r : ask(&hoard[i], ASK_STATUS, &reply, test_err());
         if (r)
-            fail_msg("connection %zu: %d: %s", i, r, err.text);
+            fail_msg("connection %zu: %d: %s", i, r, test_error.text);
     }
     assert_int_equal(write(go[1], &byte, 1), 1);
     assert_int_equal(waitpid(pid, &status, 0), pid);
@@ -710,7 +651,6 @@ TEST(b21_a_process_with_one_connection_keeps_it_when_another_hoards)
     close(go[0]);
     close(go[1]);
     serving_one_end();
-    test_group_free(g);
 }
 
 static void bytes_send(int fd, const void *bytes, size_t size)
@@ -737,12 +677,11 @@ static uint64_t random_next(uint64_t *random)
     return *random >> 33;
 }
 
-TEST(p10_any_bytes_end_in_an_error_and_harm_no_other_client)
+GROUP_TEST(p10_any_bytes_end_in_an_error_and_harm_no_other_client, 1)
 {
-    struct test_group *group = test_group_start(1, NULL);
     struct cox_control_server *service = service_new();
     uint64_t random = 4711;
-    group_attach(service, group, "");
+    group_attach(service, g, "");
     struct cox_client bystander = client_to(service);
     for (int i = 0; i < 3000; i++) {
         uint8_t bytes[600];
@@ -763,13 +702,11 @@ TEST(p10_any_bytes_end_in_an_error_and_harm_no_other_client)
         close(fd);
         if (i % 100 == 0) {
             CoxswainControl__ControlReply *reply;
-            struct cox_error err;
-            assert_int_equal(ask(&bystander, ASK_STATUS, &reply, &err), 0);
+            assert_ok(ask(&bystander, ASK_STATUS, &reply, test_err()));
         }
     }
     cox_client_close(&bystander);
     cox_control_server_free(service);
-    test_group_free(group);
 }
 
 TEST(b14_a_client_believes_no_group_either)
@@ -791,13 +728,12 @@ TEST(b14_a_client_believes_no_group_either)
         int fds[2];
         struct cox_client client;
         CoxswainControl__ControlReply *reply;
-        struct cox_error err;
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
         cox_client_init(&client, fds[0]);
         bytes_send(fds[1], replies[i].bytes, replies[i].size);
         shutdown(fds[1], SHUT_WR);
-        assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), replies[i].code);
-        assert_true(err.text[0]);
+        assert_int_equal(ask(&client, ASK_STATUS, &reply, test_err()), replies[i].code);
+        assert_true(test_error.text[0]);
         cox_client_close(&client);
         close(fds[1]);
     }

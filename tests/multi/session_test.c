@@ -2,23 +2,11 @@
  * A worker's session with its group, once the handshake is over: the memory it was given, the
  * frames and the slots in it, handles sent through them. The program is its own worker.
  */
-#include "channel/base/idioms.h"
 #include "channel/base/peer.h"
-#include "coordinator/executor/core.h"
 #include "testing.h"
 
 #include <coxswain/handle.h>
 #include <coxswain/worker.h>
-
-#include <dirent.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define REGION_SIZE ((size_t)4 << 20)
 
@@ -144,20 +132,19 @@ static int worker_main(int argc, char **argv)
         .size = sizeof(struct cox_worker_callbacks), .opaque = on_opaque};
     struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct cox_worker *worker = NULL;
-    struct cox_error err = {0};
-    int r = cox_worker_options_parse(&options, &argc, argv, &err);
+    int r = cox_worker_options_parse(&options, &argc, argv, test_err());
     if (r == 0)
-        r = cox_worker_new(&options, &callbacks, NULL, &worker, &err);
+        r = cox_worker_new(&options, &callbacks, NULL, &worker, test_err());
     if (r == 0) {
         own_rank = cox_worker_rank(worker);
-        r = cox_exporter_new(NULL, &exporter, &err);
+        r = cox_exporter_new(NULL, &exporter, test_err());
     }
     if (r == 0)
-        r = cox_importer_new(NULL, &importer, &err);
+        r = cox_importer_new(NULL, &importer, test_err());
     if (r == 0)
-        r = cox_worker_run(worker, &err);
+        r = cox_worker_run(worker, test_err());
     if (r)
-        fprintf(stderr, "%s\n", err.text);
+        fprintf(stderr, "%s\n", test_error.text);
     cox_importer_free(importer);
     cox_exporter_free(exporter);
     cox_worker_free(worker);
@@ -166,43 +153,35 @@ static int worker_main(int argc, char **argv)
 
 /* ---- the tests ---- */
 
-static char program[4096];
-
 static struct test_group *start(uint32_t rank_count, uint32_t depth)
 {
-    static const char *command[] = {program, "worker", NULL};
-    const struct cox_executor_options options = {
-        .size = sizeof(struct cox_executor_options), .workers.command = command, .depth = depth};
-    return test_group_start(rank_count, &options);
+    return test_group_start(rank_count,
+                            START_WITH(.workers.command = test_own_command, .depth = depth));
 }
 
 TEST(a13_fds_are_closed_once_their_memory_is_mapped)
 {
-    struct test_group *g = start(4, 0);
-    struct test_completion c;
+    OWN_GROUP *g = start(4, 0);
+    OWN_COMPLETION c = {0};
     assert_int_equal(test_call(g, &c, "m"), 0);
     for (uint32_t rank = 0; rank < 4; rank++)
         assert_string_equal(c.ranks[rank].bytes, "0");
-    test_completion_deinit(&c);
-    test_group_free(g);
 }
 
 /* Nor does the coordinator keep what other processes of the user could open through /proc. */
 TEST(b16_no_other_process_keeps_an_fd_of_a_ranks_memory)
 {
-    struct test_group *g = start(4, 0);
+    OWN_GROUP *g = start(4, 0);
     struct cox_executor *executor = test_group_executor(g);
-    struct cox_error err = {0};
     test_await_socket(g);
     assert_int_equal(count_fds("/memfd:cox_rank"), 0);
     /* Nor of a rank's next incarnation. */
     assert_int_equal(kill(cox_executor_pid(executor, 1), SIGKILL), 0);
     test_await_death(g, 1);
-    if (cox_executor_restart(executor, 1, cox_deadline_after_ms(TEST_PATIENCE_MS), &err))
-        fail_msg("%s", err.text);
+    assert_ok(
+        cox_executor_restart(executor, 1, cox_deadline_after_ms(TEST_PATIENCE_MS), test_err()));
     test_await_socket(g);
     assert_int_equal(count_fds("/memfd:cox_rank"), 0);
-    test_group_free(g);
 }
 
 GROUP_TEST(a10_m2_a_group_of_64, 64)
@@ -224,11 +203,10 @@ static struct cox_rank_channel_status status_of(struct test_group *g, uint32_t r
 GROUP_TEST(a25_progress_is_reported_while_a_request_runs, 2)
 {
     struct test_pipe *pipe = test_pipe_new();
-    const struct test_how how = {.gather = COX_GATHER_ALL};
     test_expect_echo(g, "first");
     struct cox_rank_channel_status before = status_of(g, 1, COX_CHANNEL_EXECUTE);
     assert_int_equal(before.sequence, 1);
-    assert_int_equal(test_submit(g, &how, "block %s", test_pipe_path(pipe)), 0);
+    assert_int_equal(test_submit(g, &test_all, "block %s", test_pipe_path(pipe)), 0);
     test_await_lines(g, -1, "blocked", 2);
     struct cox_rank_channel_status now = status_of(g, 1, COX_CHANNEL_EXECUTE);
     assert_int_equal(now.sequence, 2);
@@ -240,7 +218,7 @@ GROUP_TEST(a25_progress_is_reported_while_a_request_runs, 2)
 /* Done, invalid, or past its deadline: each of these exactly once, whatever the others come to. */
 TEST(a26_every_request_completes_once_with_its_status)
 {
-    struct test_group *g = start(2, 4);
+    OWN_GROUP *g = start(2, 4);
     const struct test_how how = {.gather = COX_GATHER_ALL},
                           soon = {.gather = COX_GATHER_ALL, .timeout_ms = 100};
     assert_int_equal(test_submit(g, &how, "x"), 0);
@@ -260,7 +238,6 @@ TEST(a26_every_request_completes_once_with_its_status)
         assert_int_equal(seen[i], 1);
     cox_executor_stop(test_group_executor(g));
     assert_int_equal(test_completion_count(g), 3);
-    test_group_free(g);
 }
 
 /* The frames take as many requests as the channel is deep; then FULL at once, and room again when
@@ -268,23 +245,19 @@ TEST(a26_every_request_completes_once_with_its_status)
 TEST(a29_a_full_channel_returns_full_and_nothing_is_lost)
 {
     for (uint32_t depth = 1; depth <= 8; depth *= 2) {
-        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .depth = depth};
-        struct test_group *g = test_group_start(2, &options);
+        OWN_GROUP *g = test_group_start(2, START_WITH(.depth = depth));
         struct test_pipe *pipe = test_pipe_new();
-        const struct test_how how = {.gather = COX_GATHER_ALL};
         for (uint32_t i = 0; i < depth; i++)
-            assert_int_equal(test_submit(g, &how, "block %s", test_pipe_path(pipe)), 0);
-        assert_int_equal(test_submit(g, &how, "echo over"), COX_FULL);
+            assert_int_equal(test_submit(g, &test_all, "block %s", test_pipe_path(pipe)), 0);
+        assert_int_equal(test_submit(g, &test_all, "echo over"), COX_FULL);
         /* With a deadline a call waits for room, and no longer. */
         const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 20};
         assert_int_equal(test_call_how(g, NULL, &brief, "echo late"), COX_TIMEOUT);
         test_pipe_release(pipe, 2 * depth);
         for (uint32_t i = 0; i < depth; i++)
             assert_int_equal(test_await(g, i)->status, 0);
-        assert_int_equal(test_submit_persist(g, &how, "echo again"), 0);
+        assert_int_equal(test_submit_persist(g, &test_all, "echo again"), 0);
         assert_string_equal(test_await(g, depth)->ranks[1].bytes, "again");
-        test_group_free(g);
     }
 }
 
@@ -292,17 +265,14 @@ TEST(a29_a_full_channel_returns_full_and_nothing_is_lost)
  */
 GROUP_TEST(a30_slots_come_back_also_from_the_dead, 2)
 {
-    struct cox_executor *executor = test_group_executor(g);
     for (int life = 0; life < 3; life++) {
         for (int i = 0; i < 20; i++)
             test_expect_echo(g, "slot");
         /* With replies in its slots that were not taken. */
         const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 2};
         assert_int_equal(test_call_how(g, NULL, &how, "kill 9"), COX_PEER_DEAD);
-        struct cox_error err = {0};
-        int r = cox_executor_restart(executor, 1, cox_deadline_after_ms(TEST_PATIENCE_MS), &err);
-        if (r)
-            fail_msg("%d: %s", r, err.text);
+        assert_ok(
+            cox_executor_restart(executor, 1, cox_deadline_after_ms(TEST_PATIENCE_MS), test_err()));
     }
     for (int i = 0; i < 20; i++)
         test_expect_echo(g, "slot");
@@ -328,10 +298,10 @@ static void bandwidth_print(const struct test_completion *summed, uint32_t n)
 TEST(l22_handles_of_all_ranks_go_through_the_channel)
 {
     for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct test_group *g = start(n, 0);
-        struct test_completion exported, summed;
+        OWN_GROUP *g = start(n, 0);
+        OWN_COMPLETION exported = {0};
+        OWN_COMPLETION summed = {0};
         uint8_t request[1 + 8 * COX_HANDLE_SIZE] = {'i'};
-        const struct test_how how = {.gather = COX_GATHER_ALL};
         assert_int_equal(test_call(g, &exported, "e"), 0);
         for (uint32_t rank = 0; rank < n; rank++) {
             assert_int_equal(exported.ranks[rank].size, COX_HANDLE_SIZE);
@@ -339,7 +309,7 @@ TEST(l22_handles_of_all_ranks_go_through_the_channel)
                    COX_HANDLE_SIZE);
         }
         assert_int_equal(
-            test_call_bytes(g, &summed, &how, request, 1 + (size_t)n * COX_HANDLE_SIZE), 0);
+            test_call_bytes(g, &summed, &test_all, request, 1 + (size_t)n * COX_HANDLE_SIZE), 0);
         for (uint32_t owner = 0; owner < n; owner++) {
             uint8_t *expected = malloc(REGION_SIZE);
             assert_non_null(expected);
@@ -352,9 +322,6 @@ TEST(l22_handles_of_all_ranks_go_through_the_channel)
                                     sizeof sum);
         }
         bandwidth_print(&summed, n);
-        test_completion_deinit(&exported);
-        test_completion_deinit(&summed);
-        test_group_free(g);
     }
 }
 
@@ -362,7 +329,5 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "worker") == 0)
         return worker_main(argc, argv);
-    if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
-        return 1;
     return test_run(NULL, NULL);
 }

@@ -2,16 +2,7 @@
  * grows is a leak. The argument is how many requests; a tenth of it are calls. */
 #include "channel/base/thread.h"
 #include "channel/base/tsan.h"
-#include "coordinator/executor/core.h"
 #include "testing.h"
-
-#include <dirent.h>
-#include <inttypes.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define RANK_COUNT 4
 #define IN_FLIGHT 4
@@ -136,8 +127,7 @@ GROUP_TEST(m5_b29_nothing_grows_in_a_long_run, RANK_COUNT)
 {
     struct soak soak = {.executor = test_group_executor(g), .lock = PTHREAD_MUTEX_INITIALIZER};
     cox_condition_init(&soak.done);
-    assert_int_equal(
-        cox_executor_set_handler(soak.executor, COX_CHANNEL_EXECUTE, soak_handler, &soak), 0);
+    assert_ok(cox_executor_set_handler(soak.executor, COX_CHANNEL_EXECUTE, soak_handler, &soak));
     struct usage before[1 + RANK_COUNT], after[1 + RANK_COUNT];
     long warm = request_count / 20 + 1;
     soak_requests(&soak, warm);

@@ -2,12 +2,6 @@
  * had no effect anywhere. */
 #include "chats.h"
 
-#include <coxswain/requests.h>
-
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-
 /* ---- what steps are made of ---- */
 
 static void step_pairs(struct step *s, int list, Coxswain__IntPair ***ret_pairs, size_t *ret_count,
@@ -28,21 +22,19 @@ static void step_pairs(struct step *s, int list, Coxswain__IntPair ***ret_pairs,
 /* What an undisturbed run gives. */
 static void chats_reference(struct chat *chats)
 {
-    struct test_group *g = test_group_start(1, NULL);
+    OWN_GROUP *g = test_group_start(1, NULL);
     uint64_t base = 0;
     chats_init(chats);
     for (int i = 0; i < STEP_COUNT; i++)
         assert_int_equal(chats_step(g, chats, &base, TEST_PATIENCE_MS), 0);
-    test_group_free(g);
 }
 
 static void expect_batch(struct test_group *g, uint32_t rank, const char *expected)
 {
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
     assert_int_equal(test_call_how(g, &c, &how, "tell batch"), 0);
     assert_string_equal(c.ranks[rank].bytes, expected);
-    test_completion_deinit(&c);
 }
 
 /* ---- what the callback sees ---- */
@@ -51,10 +43,10 @@ TEST(m8_rows_tables_moves_and_types_reach_every_rank)
 {
     static const int32_t in[] = {1, 2, 3, 4}, out[] = {5, 6}, copy[] = {7, 8, 9, 10, 11, 12};
     for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct test_group *g = test_group_start(n, NULL);
+        OWN_GROUP *g = test_group_start(n, NULL);
         struct chat chats[CHAT_COUNT];
         struct step s;
-        struct test_completion c;
+        OWN_COMPLETION c = {0};
         chats_init(chats);
         step_init(&s, 0, COX_FORWARD_PREFILL);
         step_row(&s, &chats[0], true);
@@ -66,7 +58,6 @@ TEST(m8_rows_tables_moves_and_types_reach_every_rank)
         assert_int_equal(c.token_count, 1);
         int32_t first = c.tokens[0];
         chats[0].tokens[chats[0].count++] = first;
-        test_completion_deinit(&c);
         for (uint32_t rank = 0; rank < n; rank++)
             expect_batch(
                 g, rank,
@@ -94,7 +85,6 @@ TEST(m8_rows_tables_moves_and_types_reach_every_rank)
             expected, sizeof expected,
             "type=3 tables=2 in= out= copy= finished=; id=1000 slot=1 at=3+1 emit=1 tokens=0,1,2,%d t0=10,11,12 t1=110,111,112; id=1001 slot=8 at=0+4 emit=0 tokens=100,101,102,103 t0=80,81 t1=180,181",
             first);
-        test_completion_deinit(&c);
         for (uint32_t rank = 0; rank < n; rank++)
             expect_batch(g, rank, expected);
 
@@ -103,26 +93,20 @@ TEST(m8_rows_tables_moves_and_types_reach_every_rank)
         assert_int_equal(step_call(g, &s, TEST_PATIENCE_MS, &c), 0);
         base = c.sequence;
         assert_int_equal(c.token_count, 0);
-        test_completion_deinit(&c);
         step_init(&s, base, COX_FORWARD_DECODE);
         uint32_t finished[] = {8};
         s.delta.n_finished = 1;
         s.delta.finished = finished;
         assert_int_equal(step_call(g, &s, TEST_PATIENCE_MS, &c), 0);
-        test_completion_deinit(&c);
         for (uint32_t rank = 0; rank < n; rank++)
             expect_batch(g, rank, "type=1 tables=2 in= out= copy= finished=8");
         /* Ended without a step: by id, and only those that live. */
         const int64_t ids[] = {1000, 1001, 77};
-        struct cox_error err = {0};
-        assert_int_equal(cox_executor_cleanup(test_group_executor(g), ids, 3,
-                                              cox_deadline_after_ms(TEST_PATIENCE_MS), &err),
-                         0);
+        assert_ok(cox_executor_cleanup(test_group_executor(g), ids, 3,
+                                       cox_deadline_after_ms(TEST_PATIENCE_MS), test_err()));
         assert_int_equal(test_call(g, &c, "tell log"), 0);
         for (uint32_t rank = 0; rank < n; rank++)
             assert_string_equal(c.ranks[rank].bytes, "cleanup 1;");
-        test_completion_deinit(&c);
-        test_group_free(g);
     }
 }
 
@@ -131,13 +115,12 @@ TEST(s5_tokens_are_the_same_for_every_world_size)
     struct chat reference[CHAT_COUNT], chats[CHAT_COUNT];
     chats_reference(reference);
     for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct test_group *g = test_group_start(n, NULL);
+        OWN_GROUP *g = test_group_start(n, NULL);
         uint64_t base = 0;
         chats_init(chats);
         for (int i = 0; i < STEP_COUNT; i++)
             assert_int_equal(chats_step(g, chats, &base, TEST_PATIENCE_MS), 0);
         assert_memory_equal(chats, reference, sizeof chats);
-        test_group_free(g);
     }
 }
 
@@ -148,9 +131,10 @@ TEST(s1_a_delta_on_a_wrong_base_is_stale_and_without_effect)
     struct chat reference[CHAT_COUNT];
     chats_reference(reference);
     for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct test_group *g = test_group_start(n, NULL);
+        OWN_GROUP *g = test_group_start(n, NULL);
         struct chat chats[CHAT_COUNT];
-        struct test_completion told, c;
+        OWN_COMPLETION told = {0};
+        OWN_COMPLETION c = {0};
         uint64_t base = 0, earlier = 0;
         chats_init(chats);
         for (int i = 0; i < STEP_COUNT; i++) {
@@ -166,20 +150,16 @@ TEST(s1_a_delta_on_a_wrong_base_is_stale_and_without_effect)
                         assert_true(c.ranks[rank].outcome == COX_OUTCOME_LATE ||
                                     (c.ranks[rank].outcome == COX_OUTCOME_ERROR &&
                                      c.ranks[rank].code == COX_STALE));
-                    test_completion_deinit(&c);
                 }
                 assert_int_equal(test_call(g, &c, "tell batch"), 0);
                 for (uint32_t rank = 0; rank < n; rank++)
                     assert_string_equal(c.ranks[rank].bytes, told.ranks[rank].bytes);
-                test_completion_deinit(&told);
-                test_completion_deinit(&c);
             }
             earlier = base ? base : earlier;
             assert_int_equal(chats_step(g, chats, &base, TEST_PATIENCE_MS),
                              0); /* the right base still counts */
         }
         assert_memory_equal(chats, reference, sizeof chats);
-        test_group_free(g);
     }
 }
 
@@ -196,7 +176,7 @@ TEST(s2_a_step_that_failed_on_one_rank_took_effect_on_none)
     } tricks[] = {{"fail", COX_REJECTED}, {"diverge", COX_DIVERGED}, {"block", COX_TIMEOUT}};
     chats_reference(reference);
     for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct test_group *g = test_group_start(n, NULL);
+        OWN_GROUP *g = test_group_start(n, NULL);
         struct test_pipe *pipe = test_pipe_new();
         size_t blocked = 0;
         for (size_t t = 0; t < 3; t++)
@@ -228,7 +208,6 @@ TEST(s2_a_step_that_failed_on_one_rank_took_effect_on_none)
                     assert_int_equal(failures, 1);
                     assert_memory_equal(chats, reference, sizeof chats);
                 }
-        test_group_free(g);
     }
 }
 
@@ -237,7 +216,7 @@ TEST(s2_a_failed_step_leaves_the_table_of_the_rank)
 {
     struct chat reference[CHAT_COUNT], chats[CHAT_COUNT];
     chats_reference(reference);
-    struct test_group *g = test_group_start(1, NULL);
+    OWN_GROUP *g = test_group_start(1, NULL);
     uint64_t base = 0;
     chats_init(chats);
     for (int done = 0; done < STEP_COUNT; done++) {
@@ -249,14 +228,13 @@ TEST(s2_a_failed_step_leaves_the_table_of_the_rank)
         assert_int_equal(chats_step(g, chats, &base, TEST_PATIENCE_MS), 0);
     }
     assert_memory_equal(chats, reference, sizeof chats);
-    test_group_free(g);
 }
 
 GROUP_TEST(s2_divergence_names_the_ranks_that_disagree, 4)
 {
     struct chat chats[CHAT_COUNT];
     struct step s;
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     chats_init(chats);
     assert_int_equal(test_call(g, NULL, "only 2 step diverge 1"), 0);
     step_init(&s, 0, COX_FORWARD_PREFILL);
@@ -264,7 +242,6 @@ GROUP_TEST(s2_divergence_names_the_ranks_that_disagree, 4)
     assert_int_equal(step_call(g, &s, TEST_PATIENCE_MS, &c), COX_DIVERGED);
     assert_contains(c.text, "rank 2 has ");
     assert_null(strstr(c.text, "rank 1 has "));
-    test_completion_deinit(&c);
 }
 
 /* Rank 1 fails step A while rank 0 is still inside it and step B is published already. Then A and B
@@ -277,8 +254,7 @@ GROUP_TEST(s2_what_was_published_behind_a_failed_step_is_void, 2)
     chats_init(chats);
     uint64_t base = 0;
     assert_int_equal(chats_step(g, chats, &base, TEST_PATIENCE_MS), 0);
-    assert_int_equal(
-        cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
     /* A pipe each, so that the order is the test's. */
     assert_int_equal(test_call(g, NULL, "each step abort 1 %s|step block 1 %s",
                                test_pipe_path(first), test_pipe_path(second)),
@@ -300,10 +276,9 @@ GROUP_TEST(s2_what_was_published_behind_a_failed_step_is_void, 2)
     c = test_await(g, 1);
     assert_int_equal(c->status, COX_ABORTED);
     /* Rank 0 never ran B: the last it saw is A. */
-    struct test_completion told;
+    OWN_COMPLETION told = {0};
     assert_int_equal(test_call(g, &told, "tell batch"), 0);
     assert_memory_equal(told.ranks[0].bytes, "type=1 ", 7);
-    test_completion_deinit(&told);
     /* All is well again. */
     base = 0;
     assert_int_equal(chats_step(g, chats, &base, TEST_PATIENCE_MS), 0);

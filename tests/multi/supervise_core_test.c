@@ -2,19 +2,7 @@
 #include "coordinator/process/launch.h"
 #include "supervise_fixture.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <sched.h>
-#include <signal.h>
-#include <spawn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/fanotify.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 /* A folder in which the kernel, when it opens a file to write a core, asks this process (fanotify),
  * and waits until it is answered. */
@@ -120,8 +108,7 @@ static pid_t core_dump(struct held_core *core, struct group *g, const char *run)
         .hooks = {.context = g, .line = on_line, .death = on_death},
         .log = {on_core_log, core},
     };
-    struct cox_error err = {0};
-    assert_int_equal(cox_supervisor_start(&options, &g->supervisor, &err), 0);
+    assert_ok(cox_supervisor_start(&options, &g->supervisor, test_err()));
     const pid_t pid = (pid_t)atoi(group_await_line(g, 1, false, "pid ") + strlen("pid "));
     assert_int_equal(cox_supervisor_adopt(g->supervisor, 1, pid, 0), 0);
     core_begin(core, g, pid);
@@ -149,7 +136,7 @@ static off_t core_size(const struct held_core *core)
  * death. */
 TEST(p2_a_rank_that_dumps_core_is_dead)
 {
-    struct held_core core;
+    _cox_cleanup_(core_free) struct held_core core;
     struct group g;
     core_hold(&core);
     const pid_t pid = core_dump(&core, &g, CORE_SCRIPT);
@@ -158,8 +145,7 @@ TEST(p2_a_rank_that_dumps_core_is_dead)
              "rank 1 (pid %d) is dumping core after signal 11 (Segmentation fault)", pid);
     assert_string_equal(g.deaths[1].description, text);
     const struct cox_launch_incarnation next = {.number = 2};
-    struct cox_error err = {0};
-    assert_int_equal(cox_supervisor_relaunch(g.supervisor, 1, &next, group_deadline(), &err), 0);
+    assert_ok(cox_supervisor_relaunch(g.supervisor, 1, &next, group_deadline(), test_err()));
     assert_int_not_equal(cox_supervisor_pid(g.supervisor, 1), pid);
     assert_int_equal(core_size(&core), 0);
     core_release(&core);
@@ -170,14 +156,13 @@ TEST(p2_a_rank_that_dumps_core_is_dead)
     group_free(&g);
     snprintf(text, sizeof text, "rank 1 (pid %d) has ended, its core is written\n", pid);
     assert_string_equal(core.log, text);
-    core_free(&core);
 }
 
 /* Without a replacement, the rank's text says in the end how it ended. */
 TEST(p2_a_rank_that_has_dumped_core_says_so)
 {
-    struct held_core core;
-    struct group g;
+    _cox_cleanup_(core_free) struct held_core core;
+    _cox_cleanup_(group_free) struct group g;
     core_hold(&core);
     const pid_t pid = core_dump(&core, &g, CORE_SCRIPT);
     core_release(&core);
@@ -190,15 +175,13 @@ TEST(p2_a_rank_that_has_dumped_core_says_so)
         cox_supervisor_describe(g.supervisor, 1, text, sizeof text);
     while (strcmp(text, wanted) != 0 && cox_now_ns() < deadline_ns);
     assert_string_equal(text, wanted);
-    group_free(&g);
-    core_free(&core);
 }
 
 /* What the wrapper does meanwhile is of no interest, and it ends with the process. */
 TEST(p2_a_wrapped_rank_that_dumps_core_is_dead)
 {
-    struct held_core core;
-    struct group g;
+    _cox_cleanup_(core_free) struct held_core core;
+    _cox_cleanup_(group_free) struct group g;
     core_hold(&core);
     const pid_t pid = core_dump(&core, &g, "sleep 1000 & echo pid $!; wait; exec sleep 1000");
     const pid_t wrapper = cox_supervisor_pid(g.supervisor, 1);
@@ -213,15 +196,13 @@ TEST(p2_a_wrapped_rank_that_dumps_core_is_dead)
     core_await_end(wrapper);
     assert_true(core_size(&core) > 0);
     assert_int_equal(g.deaths[1].times, 1);
-    group_free(&g);
-    core_free(&core);
 }
 
 /* A process that another one has started, here this one, is reaped by that. Its core is not waited
  * for, and not cut off. */
 TEST(p2_a_registered_rank_that_dumps_core_is_dead)
 {
-    struct held_core core;
+    _cox_cleanup_(core_free) struct held_core core;
     struct group g;
     core_hold(&core);
     char script[128], text[200], byte;
@@ -248,8 +229,7 @@ TEST(p2_a_registered_rank_that_dumps_core_is_dead)
         .hooks = {.context = &g, .line = on_line, .death = on_death},
         .log = {on_core_log, &core},
     };
-    struct cox_error err = {0};
-    assert_int_equal(cox_supervisor_start(&options, &g.supervisor, &err), 0);
+    assert_ok(cox_supervisor_start(&options, &g.supervisor, test_err()));
     assert_int_equal(cox_supervisor_register(g.supervisor, 1, pid, 0), 0);
     core_begin(&core, &g, pid);
     snprintf(text, sizeof text,
@@ -263,16 +243,15 @@ TEST(p2_a_registered_rank_that_dumps_core_is_dead)
     snprintf(text, sizeof text, "rank 1 (pid %d) was killed by signal 11 (Segmentation fault)",
              pid);
     assert_string_equal(later, text);
-    assert_int_equal(cox_supervisor_release_slot(g.supervisor, 1, group_deadline(), &err), 0);
+    assert_ok(cox_supervisor_release_slot(g.supervisor, 1, group_deadline(), test_err()));
     group_free(&g);
     assert_string_equal(core.log, "");
-    core_free(&core);
 }
 
 /* The group that ends waits for the core, and its log says so. */
 TEST(m15_end_waits_for_a_core)
 {
-    struct held_core core;
+    _cox_cleanup_(core_free) struct held_core core;
     struct group g;
     core_hold(&core);
     core.released_by_log = true;
@@ -285,19 +264,17 @@ TEST(m15_end_waits_for_a_core)
              pid, pid, pid);
     assert_string_equal(core.log, text);
     assert_true(core_size(&core) > 0);
-    core_free(&core);
 }
 
 /* But not for one that does not grow. */
 TEST(m15_end_cuts_a_core_that_hangs)
 {
-    struct held_core core;
+    _cox_cleanup_(core_free) struct held_core core;
     struct group g;
     core_hold(&core);
     const pid_t pid = core_dump(&core, &g, CORE_SCRIPT);
     group_free(&g);
     assert_int_equal(kill(pid, 0), -1);
-    assert_non_null(strstr(core.log, "has ended, its core is cut off"));
+    assert_contains(core.log, "has ended, its core is cut off");
     assert_int_equal(core_size(&core), 0);
-    core_free(&core);
 }

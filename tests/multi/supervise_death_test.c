@@ -2,17 +2,7 @@
 #include "channel/base/peer.h"
 #include "supervise_fixture.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/ptrace.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static bool pidfd_is_dead(int pidfd, int timeout_ms)
 {
@@ -57,7 +47,7 @@ TEST(m14_how_a_worker_ended)
 
 TEST(m14_a_grandchild_with_the_pipe_hides_no_death)
 {
-    struct group g;
+    _cox_cleanup_(group_free) struct group g;
     /* One writes for ever and one nothing, so neither the end of the file nor an empty pipe can be
      * waited for. Both have left the worker's group before it ends. */
     group_start(
@@ -68,17 +58,16 @@ TEST(m14_a_grandchild_with_the_pipe_hides_no_death)
     group_await_end(&g);
     assert_int_equal(g.deaths[0].how.exit_status, 5);
     assert_int_equal(g.deaths[1].how.exit_status, 5);
-    assert_non_null(strstr(g.deaths[1].last_lines, "\nunfinished"));
+    assert_contains(g.deaths[1].last_lines, "\nunfinished");
     group_await_seen(&g, 0, 10000); /* its lines are still taken */
     assert_int_equal(kill(atoi(flooding + 4), SIGKILL), 0);
     assert_int_equal(kill(atoi(silent + 4), SIGKILL), 0);
-    group_free(&g);
 }
 
 /* Whatever its end was: by its own will, by a signal from outside, by stop. */
 TEST(m15_what_a_worker_leaves_behind_ends_with_it)
 {
-    struct group g;
+    _cox_cleanup_(group_free) struct group g;
     int pidfds[3];
     group_start(
         &g, 3,
@@ -99,7 +88,6 @@ TEST(m15_what_a_worker_leaves_behind_ends_with_it)
     assert_true(pidfd_is_dead(pidfds[2], PATIENCE_MS));
     for (int i = 0; i < 3; i++)
         close(pidfds[i]);
-    group_free(&g);
 }
 
 /* A shell as wrapper around one that is adopted as the process that serves. */
@@ -163,8 +151,7 @@ static void wrapped_start(struct wrapped *wrapped, const char *script)
     assert_int_equal(cox_supervisor_start(&options, &wrapped->group.supervisor, NULL), 0);
     pid_t pid = atoi(group_await_line(&wrapped->group, 0, false, "pid ") + 4);
     assert_int_equal(cox_peer_open(pid, 0, &wrapped->peer), 0);
-    assert_int_equal(cox_supervisor_adopt(wrapped->group.supervisor, 0, pid, wrapped->peer.start),
-                     0);
+    assert_ok(cox_supervisor_adopt(wrapped->group.supervisor, 0, pid, wrapped->peer.start));
 }
 
 /* At SIGUSR1 it writes a line, in which the supervisor is held until the started process has died.
@@ -201,20 +188,19 @@ static void wrapped_free(struct wrapped *wrapped)
 TEST(p8_a_rank_is_dead_when_no_process_serves_it)
 {
     for (int k = 0; k < 20; k++) {
-        struct wrapped w;
+        _cox_cleanup_(wrapped_free) struct wrapped w;
         wrapped_start(&w, "sh -c 'echo pid $$; exec sleep 1000'; true");
         assert_int_equal(cox_supervisor_signal(w.group.supervisor, 0, SIGKILL), 0);
         group_await_death(&w.group, 0);
         assert_true(w.gone);
         assert_non_null(
             strstr(w.group.deaths[0].description, "its wrapper was killed by signal 9"));
-        wrapped_free(&w);
     }
 }
 
 TEST(m15_a_wrapped_worker_has_its_grace)
 {
-    struct wrapped w;
+    _cox_cleanup_(wrapped_free) struct wrapped w;
     wrapped_start(
         &w,
         "sh -c 'trap \"sleep 0.2; echo cleaned; exit 0\" TERM; echo pid $$; while :; do sleep 0.01; done'; true");
@@ -222,13 +208,12 @@ TEST(m15_a_wrapped_worker_has_its_grace)
     assert_string_equal(group_line(&w.group, 0, false, 1), "cleaned");
     assert_true(w.group.deaths[0].how.known); /* the wrapper waited for it, and ended by itself */
     assert_int_equal(w.group.deaths[0].how.signal, 0);
-    wrapped_free(&w);
 }
 
 /* Both die while the supervisor looks elsewhere. */
 TEST(p2_a_wrapper_reports_how_its_worker_ended)
 {
-    struct wrapped w;
+    _cox_cleanup_(wrapped_free) struct wrapped w;
     wrapped_start(
         &w, "sh -c 'trap \"echo line\" USR1; echo pid $$; while :; do sleep 0.01; done'; exit $?");
     wrapped_hold(&w);
@@ -240,13 +225,12 @@ TEST(p2_a_wrapper_reports_how_its_worker_ended)
              w.peer.pid, w.group.deaths[0].pid);
     assert_string_equal(w.group.deaths[0].description, expected);
     assert_int_equal(w.group.deaths[0].how.exit_status, 137);
-    wrapped_free(&w);
 }
 
 /* However much it wrote, and however long the host takes to read it. */
 TEST(p2_a_death_is_seen_before_the_last_lines_are_reported)
 {
-    struct wrapped w;
+    _cox_cleanup_(wrapped_free) struct wrapped w;
     wrapped_start(
         &w,
         "trap 'echo line' USR1; trap 'yes | head -c 50000; echo last words; exit 3' USR2; echo pid $$; while :; do sleep 0.01; done");
@@ -258,7 +242,6 @@ TEST(p2_a_death_is_seen_before_the_last_lines_are_reported)
     assert_int_equal(w.group.seen_by_rank[0], 25000 + 3);
     assert_int_equal(w.group.deaths[0].how.exit_status, 3);
     assert_string_equal(w.group.deaths[0].last_lines + strlen("y\n") * 15, "last words");
-    wrapped_free(&w);
 }
 
 /* A process of its own that traces another until its standard pipe is closed. */
@@ -311,7 +294,7 @@ TEST(p2_a_debugger_delays_no_other_rank)
     assert_true(cox_now_ns() - begin_ns < PATIENCE_MS * COX_NSEC_PER_MSEC);
     assert_true(g.deaths[1].told_ns < g.deaths[0].told_ns);
     assert_false(g.deaths[0].how.known);
-    assert_non_null(strstr(g.deaths[0].description, "a debugger has it"));
+    assert_contains(g.deaths[0].description, "a debugger has it");
     /* And when it is let go, nothing is left of it. */
     close(end_fd);
     int status;
@@ -361,7 +344,7 @@ TEST(p2_workers_die_with_the_coordinator)
 
 TEST(m15_end_is_bounded_whatever_workers_do)
 {
-    struct group g;
+    _cox_cleanup_(group_free) struct group g;
     /* 0 leaves by itself, 1 at SIGTERM, 2 ignores it, 3 is stopped and would end at SIGTERM, 4 is
      * stopped and ignores it, 5 leaves at SIGTERM with a status of its own. */
     group_start(
@@ -382,7 +365,6 @@ TEST(m15_end_is_bounded_whatever_workers_do)
     }
     assert_int_equal(g.deaths[5].how.exit_status, 6);
     assert_int_equal(cox_supervisor_end(g.supervisor, 1000, 1000), 0);
-    group_free(&g);
 }
 
 TEST(m15_end_waits_for_workers_that_leave)
@@ -397,13 +379,12 @@ TEST(m15_end_waits_for_workers_that_leave)
 TEST(m15_free_ends_all_processes)
 {
     for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct group g;
+        _cox_cleanup_(group_free) struct group g;
         group_start(&g, n, "trap '' TERM; echo ready; exec sleep 1000");
         for (uint32_t rank = 0; rank < n; rank++)
             group_await_line(&g, rank, false, "ready");
         g.supervisor = cox_supervisor_free(g.supervisor);
         assert_int_equal(g.death_count, n);
-        group_free(&g);
     }
 }
 

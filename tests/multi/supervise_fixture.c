@@ -2,17 +2,6 @@
 
 #include "channel/base/thread.h"
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <spawn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-
 void on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
 {
     struct group *g = context;
@@ -71,11 +60,9 @@ void group_start(struct group *g, uint32_t rank_count, const char *script)
     char *text;
     assert_true(asprintf(&text, "R=$COXSWAIN_RANK; %s", script) > 0);
     const char *const command[] = {"/bin/sh", "-c", text, NULL};
-    struct cox_error err = {0};
-    int r = group_try(g, rank_count, command, false, &err);
+    int r = group_try(g, rank_count, command, false, test_err());
     free(text);
-    if (r)
-        fail_msg("start: %d: %s", r, err.text);
+    assert_ok(r);
 }
 
 void group_free(struct group *g)

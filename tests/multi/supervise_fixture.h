@@ -7,8 +7,6 @@
 #include "coordinator/process/supervise.h"
 #include "tests/lib/test.h"
 
-#include <pthread.h>
-
 #define PATIENCE_MS 30000
 
 /* What the hooks said. */

@@ -2,19 +2,10 @@
 #include "coordinator/process/output.h"
 #include "supervise_fixture.h"
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-
 TEST(m14_lines_carry_rank_and_stream)
 {
     for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct group g;
+        _cox_cleanup_(group_free) struct group g;
         group_start(&g, n, "echo out $R; echo; echo err $R >&2; printf 'cut %s' $R");
         group_await_end(&g);
         for (uint32_t rank = 0; rank < n; rank++) {
@@ -31,13 +22,12 @@ TEST(m14_lines_carry_rank_and_stream)
             assert_int_equal(g.deaths[rank].times, 1);
             assert_int_equal(g.deaths[rank].pid, cox_supervisor_pid(g.supervisor, rank));
         }
-        group_free(&g);
     }
 }
 
 TEST(m14_long_and_binary_lines)
 {
-    struct group g;
+    _cox_cleanup_(group_free) struct group g;
     group_start(
         &g, 1,
         "x() { head -c $1 /dev/zero | tr '\\0' x; }; x 10000; echo; x 4000; echo; x 8000; echo; printf 'a\\0b\\001\\033\\377\\r\\n\\0'");
@@ -50,7 +40,6 @@ TEST(m14_long_and_binary_lines)
     assert_string_equal(group_line(&g, 0, false, 6), "a?b\001\033\377\r");
     assert_string_equal(group_line(&g, 0, false, 7), "?");
     assert_null(group_line(&g, 0, false, 8));
-    group_free(&g);
 }
 
 static void collect_text(void *context, const char *text, size_t size)
@@ -95,8 +84,8 @@ TEST(m14_last_lines)
     for (int i = 86; i <= 100; i++)
         snprintf(expected + strlen(expected), sizeof expected - strlen(expected), "%d%s", i,
                  i < 100 ? "\n" : "");
-    assert_non_null(strstr(text, expected));
-    assert_non_null(strstr(text, "end"));
+    assert_contains(text, expected);
+    assert_contains(text, "end");
     assert_int_equal(cox_supervisor_last_lines(g.supervisor, 1, text, sizeof text), 0);
     assert_string_equal(text, "");
     group_free(&g);
@@ -120,7 +109,7 @@ TEST(m14_last_lines)
 
 TEST(m14_a_flood_starves_no_client)
 {
-    struct group g;
+    _cox_cleanup_(group_free) struct group g;
     group_start(
         &g, 4,
         "[ $R = 0 ] && exec yes flood; [ $R = 1 ] && exec yes flood >&2; echo ready; read x < /dev/null; exec sleep 1000");
@@ -137,7 +126,6 @@ TEST(m14_a_flood_starves_no_client)
     group_await_seen(&g, 0, 100000);
     assert_false(cox_supervisor_dead(g.supervisor, 0, NULL));
     assert_false(cox_supervisor_dead(g.supervisor, 3, NULL));
-    group_free(&g);
 }
 
 struct refill {
@@ -281,7 +269,7 @@ static uint64_t process_cpu_ns(void)
 
 TEST(p5_idle_costs_no_wakeup)
 {
-    struct group g;
+    _cox_cleanup_(group_free) struct group g;
     /* One is dead, one has closed its output, one is merely silent. */
     group_start(
         &g, 3,
@@ -302,5 +290,4 @@ TEST(p5_idle_costs_no_wakeup)
         idle = supervisor_switches() == switches && used_ns < 60 * COX_NSEC_PER_MSEC;
     }
     assert_true(idle);
-    group_free(&g);
 }

@@ -4,18 +4,6 @@
 #include "coordinator/process/launch.h"
 #include "supervise_fixture.h"
 
-#include <fcntl.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 TEST(m14_every_rank_gets_environment_and_flags)
 {
     setenv("COXSWAIN_RANK", "77", 1); /* of the host; must not be there twice */
@@ -27,7 +15,7 @@ TEST(m14_every_rank_gets_environment_and_flags)
             "echo \"$COXSWAIN_PREFIX $COXSWAIN_RANK $COXSWAIN_WORLD_SIZE $COXSWAIN_DEVICE $COXSWAIN_PARENT_PID $COXSWAIN_INCARNATION $COXSWAIN_SOCKET $COXSWAIN_LOCAL_RANK $COXSWAIN_LOCAL_WORLD_SIZE $SUPERVISE_TEST $PPID\"; echo \"$0 $*\"; env | grep -c ^COXSWAIN_",
             "name", NULL};
         const int32_t devices[8] = {7, 6, 5, 4, 3, 2, 1, 0};
-        struct group g;
+        _cox_cleanup_(group_free) struct group g;
         group_init(&g);
         const struct cox_supervise_options options = {
             .rank_count = n,
@@ -54,7 +42,6 @@ TEST(m14_every_rank_gets_environment_and_flags)
             assert_string_equal(group_line(&g, rank, false, 1), expected);
             assert_string_equal(group_line(&g, rank, false, 2), "9");
         }
-        group_free(&g);
     }
     /* A shell would hide a variable that is there twice. */
     struct group g;
@@ -120,15 +107,12 @@ TEST(m14_environment_and_working_directory)
     /* Relative to the directory; and in a relative entry of the workers' PATH. */
     static const char *const programs[] = {"./here", "there"};
     for (size_t i = 0; i < 2; i++) {
-        struct group g;
-        struct cox_error err;
+        _cox_cleanup_(group_free) struct group g;
         const char *const command[] = {programs[i], NULL};
-        const int r = elsewhere_try(&g, command, changes, folder, &err);
-        if (r)
-            fail_msg("%d: %s", r, err.text);
+        const int r = elsewhere_try(&g, command, changes, folder, test_err());
+        assert_ok(r);
         group_await_end(&g);
         assert_string_equal(group_line(&g, 0, false, 0), expected);
-        group_free(&g);
     }
     const struct {
         const char *change, *directory;
@@ -144,31 +128,26 @@ TEST(m14_environment_and_working_directory)
         {NULL, file, COX_NOT_FOUND, "/here' as their working directory: it is no directory"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        struct group g;
-        struct cox_error err;
+        _cox_cleanup_(group_free) struct group g;
         const char *const command[] = {"/bin/true", NULL};
         const char *const wrong[] = {refused[i].change, "KEPT", NULL};
         const int r = elsewhere_try(&g, command, refused[i].change ? wrong : NULL,
-                                    refused[i].directory, &err);
+                                    refused[i].directory, test_err());
         assert_int_equal(r, refused[i].code);
-        if (!strstr(err.text, refused[i].text))
-            fail_msg("'%s' is not in: %s", refused[i].text, err.text);
-        group_free(&g);
+        assert_contains(test_error.text, refused[i].text);
     }
     /* It is entered at each start, and may have gone since. */
     struct group g;
-    struct cox_error err;
     const char *const true_command[] = {"/bin/true", NULL};
-    assert_int_equal(elsewhere_try(&g, true_command, NULL, deeper, &err), 0);
+    assert_ok(elsewhere_try(&g, true_command, NULL, deeper, test_err()));
     group_await_end(&g);
     char *there;
     assert_true(asprintf(&there, "%s/there", deeper) > 0);
     assert_int_equal(unlink(there), 0);
     assert_int_equal(rmdir(deeper), 0);
     const struct cox_launch_incarnation second = {.number = 2};
-    assert_int_equal(cox_supervisor_relaunch(g.supervisor, 0, &second, group_deadline(), &err),
-                     -ENOENT);
-    assert_non_null(strstr(err.text, "rank 0: entering its working directory '"));
+    assert_refused(cox_supervisor_relaunch(g.supervisor, 0, &second, group_deadline(), test_err()),
+                   -ENOENT, "rank 0: entering its working directory '");
     group_free(&g);
     assert_int_equal(unlink(file), 0);
     assert_int_equal(rmdir(folder), 0);
@@ -193,11 +172,9 @@ static void count_exit_handler(void)
 static void expect_exec_failure(const char *program, const char *named, const char *reason)
 {
     struct group g;
-    struct cox_error err = {0};
     const char *const command[] = {program, "argument", NULL};
     struct cox_supervisor *const untouched = (struct cox_supervisor *)&g;
     for (uint32_t n = 1; n <= 8; n *= 8) {
-        err.code = 0;
         group_init(&g);
         const struct cox_supervise_options options = {
             .rank_count = n,
@@ -207,12 +184,13 @@ static void expect_exec_failure(const char *program, const char *named, const ch
             .hooks = {.context = &g, .line = on_line, .death = on_death},
         };
         g.supervisor = untouched;
-        assert_int_equal(cox_supervisor_start(&options, &g.supervisor, &err), COX_EXEC_FAILED);
+        assert_int_equal(cox_supervisor_start(&options, &g.supervisor, test_err()),
+                         COX_EXEC_FAILED);
         assert_ptr_equal(g.supervisor, untouched);
-        assert_int_equal(err.code, COX_EXEC_FAILED);
-        assert_memory_equal(err.text, "rank 0: ", 8);
-        if (!strstr(err.text, named) || !strstr(err.text, reason))
-            fail_msg("'%s' or '%s' is not in: %s", named, reason, err.text);
+        assert_int_equal(test_error.code, COX_EXEC_FAILED);
+        assert_memory_equal(test_error.text, "rank 0: ", 8);
+        if (!strstr(test_error.text, named) || !strstr(test_error.text, reason))
+            fail_msg("'%s' or '%s' is not in: %s", named, reason, test_error.text);
         assert_int_equal(g.death_count, 0);
         g.supervisor = NULL;
         group_free(&g);
@@ -268,12 +246,11 @@ TEST(m14_exec_failure_of_a_later_rank_ends_the_earlier)
     /* It removes itself, long before all of the largest group are started. */
     write_file(file, 0755, "#!/bin/sh\nrm -f \"$0\"\nexec sleep 1000\n");
     struct group g;
-    struct cox_error err = {0};
     const char *const command[] = {file, NULL};
-    assert_int_equal(group_try(&g, COX_RANK_COUNT_MAX, command, false, &err), COX_EXEC_FAILED);
-    assert_non_null(strstr(err.text, file));
-    assert_int_equal(strncmp(err.text, "rank ", 5), 0);
-    assert_true(atoi(err.text + 5) > 0);
+    assert_refused(group_try(&g, COX_RANK_COUNT_MAX, command, false, test_err()), COX_EXEC_FAILED,
+                   file);
+    assert_int_equal(strncmp(test_error.text, "rank ", 5), 0);
+    assert_true(atoi(test_error.text + 5) > 0);
     assert_int_equal(g.death_count, 0);
     assert_int_equal(g.line_count, 0);
     group_free(&g);
@@ -283,9 +260,8 @@ TEST(m14_exec_failure_of_a_later_rank_ends_the_earlier)
 TEST(m14_arguments_are_checked)
 {
     struct group g;
-    struct cox_error err = {0};
     const char *const command[] = {"/bin/true", NULL};
-    assert_int_equal(group_try(&g, 0, command, false, &err), COX_INVALID);
+    assert_int_equal(group_try(&g, 0, command, false, test_err()), COX_INVALID);
     group_free(&g);
     assert_int_equal(group_try(&g, COX_RANK_COUNT_MAX + 1, command, false, NULL), COX_INVALID);
     group_free(&g);
@@ -327,17 +303,16 @@ TEST(b2_a_process_stopped_before_exec_is_given_up)
             .deadline_ns = cox_deadline_after_ms(1000),
         };
         struct cox_supervisor *supervisor = NULL;
-        struct cox_error err = {0};
         char plan[32], named[100];
         snprintf(plan, sizeof plan, "launch.child:stop:%u", rank);
         snprintf(named, sizeof named,
                  "rank %u: its process did not get as far as executing '/bin/sleep'", rank);
         cox_fault_arm(plan);
-        int r = cox_supervisor_start(&options, &supervisor, &err);
+        int r = cox_supervisor_start(&options, &supervisor, test_err());
         cox_fault_arm(NULL);
         assert_int_equal(r, COX_TIMEOUT);
-        assert_int_equal(err.code, COX_TIMEOUT);
-        assert_non_null(strstr(err.text, named));
+        assert_int_equal(test_error.code, COX_TIMEOUT);
+        assert_contains(test_error.text, named);
         assert_null(supervisor);
     }
 }
@@ -351,8 +326,7 @@ struct start {
 static void *start_main(void *start)
 {
     struct start *s = start;
-    struct cox_error err = {0};
-    s->r = cox_supervisor_start(&s->options, &s->supervisor, &err);
+    s->r = cox_supervisor_start(&s->options, &s->supervisor, test_err());
     return NULL;
 }
 
@@ -376,8 +350,7 @@ TEST(m14_a_new_process_copies_no_memory)
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, start_main, &start), 0);
     siginfo_t stopped = {0};
-    while (waitid(P_ALL, 0, &stopped, WSTOPPED | WNOWAIT) < 0 && errno == ECHILD)
-        sched_yield(); /* it is not there yet */
+    AWAIT(!(waitid(P_ALL, 0, &stopped, WSTOPPED | WNOWAIT) < 0 && errno == ECHILD));
     cox_fault_arm(NULL);
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/mem", (int)stopped.si_pid);
@@ -440,9 +413,8 @@ TEST(b15_fd_shortage_undoes_everything)
     int failures = 0;
     for (rlim_t limit = 3;; limit++) {
         struct group g;
-        struct cox_error err = {0};
         setrlimit(RLIMIT_NOFILE, &(struct rlimit){limit, saved.rlim_max});
-        int r = group_try(&g, 3, command, false, &err);
+        int r = group_try(&g, 3, command, false, test_err());
         setrlimit(RLIMIT_NOFILE, &saved);
         group_free(&g);
         assert_int_equal(count_fds(), fds_before);
@@ -451,7 +423,7 @@ TEST(b15_fd_shortage_undoes_everything)
         if (r == 0)
             break;
         assert_true(r == -EMFILE || r == -EINVAL);
-        assert_int_equal(err.code, r);
+        assert_int_equal(test_error.code, r);
         assert_true(limit < 1000);
         failures++;
     }
@@ -498,15 +470,14 @@ static int helper_few(void)
         setrlimit(RLIMIT_NPROC, &(struct rlimit){limit, 20});
         int fds = count_fds();
         struct group g;
-        struct cox_error err = {0};
-        int r = group_try(&g, 3, command, false, &err);
+        int r = group_try(&g, 3, command, false, test_err());
         group_free(&g);
         siginfo_t info;
         if (count_fds() != fds || waitid(P_ALL, 0, &info, WEXITED | WNOHANG) == 0)
             return 2;
         if (r == 0)
             return failures >= 4 ? 0 : 3;
-        if (r != -EAGAIN || err.code != r)
+        if (r != -EAGAIN || test_error.code != r)
             return 4;
         failures++;
     }
@@ -533,12 +504,11 @@ TEST(m14_host_that_ignores_sigchld)
         assert_string_equal(group_line(&g, rank, false, 0), "line");
         assert_int_equal(g.deaths[rank].times, 1);
         assert_false(g.deaths[rank].how.known);
-        assert_non_null(strstr(g.deaths[rank].description, "SIGCHLD"));
+        assert_contains(g.deaths[rank].description, "SIGCHLD");
     }
     group_free(&g);
-    struct cox_error err = {0};
     const char *const command[] = {"/no/such/worker", NULL};
-    assert_int_equal(group_try(&g, 2, command, false, &err), COX_EXEC_FAILED);
+    assert_int_equal(group_try(&g, 2, command, false, test_err()), COX_EXEC_FAILED);
     group_free(&g);
     signal(SIGCHLD, SIG_DFL);
 }

@@ -11,17 +11,7 @@
 #include "engine/batching/engine_loop.h"
 #include "engine/batching/shared_weights.h"
 #include "tests/unit/model_fixture.h"
-#include "engine/rank/engine.h"
-
-#include <dirent.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
+#include "engine_worker.h"
 
 #define PROMPT_COUNT 6u
 #define PROMPT_LENGTH 5u
@@ -57,10 +47,10 @@ static const struct cox_model_config config = {
 static void (*attack)(int report_fd);
 static int report_fd;
 
-static void attack_choose(uint32_t rank)
+static void attack_choose(struct cox_worker_options *options)
 {
     const char *name = getenv(ATTACK);
-    if (name && rank == HOSTILE) {
+    if (name && options->rank == HOSTILE) {
         report_fd = open(getenv(REPORT), O_WRONLY | O_APPEND | O_CLOEXEC);
         attack = strcmp(name, "words") == 0 ? weights_attack_words : weights_attack_memory;
     }
@@ -81,32 +71,13 @@ static int worker_main(int argc, char **argv)
         .block_size = 4,
         .block_count = PROMPT_COUNT * (LENGTH / 4 + 1),
     };
-    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
-    struct cox_worker *worker = NULL;
-    struct cox_engine *engine = NULL;
-    struct cox_error err = {0};
     struct cox_worker_callbacks callbacks = cox_engine_callbacks;
-    int r = cox_worker_options_parse(&options, &argc, argv, &err);
-    attack_choose(options.rank);
     callbacks.execute = on_execute;
-    if (r == 0)
-        r = cox_engine_new(&engine_options, &engine);
-    if (r == 0)
-        r = cox_worker_new(&options, &callbacks, engine, &worker, &err);
-    if (r == 0) {
-        cox_engine_serve(engine, worker);
-        r = cox_worker_run(worker, &err);
-    }
-    if (r)
-        fprintf(stderr, "%s\n", err.text);
-    cox_worker_free(worker);
-    cox_engine_free(engine);
-    return r != 0;
+    return engine_worker_main(argc, argv, &engine_options, &callbacks, attack_choose);
 }
 
 /* ---- a group that replaces its dead ---- */
 
-static char program[4096];
 static char folders[2][FIXTURE_PATH_SIZE];
 static struct cox_shared_weights *weights;
 static struct cox_executor *executor;
@@ -124,35 +95,32 @@ static void on_death(void *context, uint32_t rank, const char *text)
 /* With the weights of a folder; fault: of the workers' first incarnation, or NULL. */
 static void group_start(uint32_t rank_count, const char *folder, const char *fault)
 {
-    const char *const command[] = {program, "worker", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .rank_count = rank_count,
-                                                 .workers.command = command,
+                                                 .workers.command = test_own_command,
                                                  .memory.attach = test_attach(),
                                                  .hooks.death = on_death};
     const struct cox_recovery_options replaces = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                   .policy.backoff_min_ms = 1,
                                                   .policy.backoff_max_ms = 10};
     struct cox_recovery *started = NULL;
-    struct cox_error err = {0};
-    int r = cox_shared_weights_load(folder, NULL, NULL, &weights, &err);
+    int r = cox_shared_weights_load(folder, NULL, NULL, &weights, test_err());
     if (fault) {
         setenv("COXSWAIN_FAULT", fault, 1);
         setenv("COXSWAIN_FAULT_INCARNATION", "1", 1);
     }
     if (r == 0)
-        r = cox_executor_start(&options, &executor, &err);
+        r = cox_executor_start(&options, &executor, test_err());
     unsetenv("COXSWAIN_FAULT");
     unsetenv("COXSWAIN_FAULT_INCARNATION");
     if (r == 0)
-        r = cox_shared_weights_publish(weights, executor, &err);
+        r = cox_shared_weights_publish(weights, executor, test_err());
     if (r == 0)
         r = cox_executor_init(executor, NULL, 0, cox_deadline_after_ms(TEST_PATIENCE_MS), &summary,
-                              &err);
+                              test_err());
     if (r == 0)
-        r = cox_recovery_start(executor, &replaces, &started, &err);
-    if (r)
-        fail_msg("no group: %d: %s", r, err.text);
+        r = cox_recovery_start(executor, &replaces, &started, test_err());
+    assert_ok(r);
     atomic_store(&recovery, started);
 }
 
@@ -251,12 +219,10 @@ static void texts_run_to(struct texts *texts, const char *folder, uint32_t switc
         .recover_context = atomic_load(&recovery),
     };
     struct cox_engine_loop *engine_loop = NULL;
-    struct cox_error err = {0};
-    int r = cox_engine_loop_fit(&options, &summary, &err);
+    int r = cox_engine_loop_fit(&options, &summary, test_err());
     if (r == 0)
-        r = cox_engine_loop_new(executor, &options, &engine_loop, &err);
-    if (r)
-        fail_msg("no engine loop: %s", err.text);
+        r = cox_engine_loop_new(executor, &options, &engine_loop, test_err());
+    assert_ok(r);
     for (uint32_t i = 0; i < PROMPT_COUNT; i++) {
         const struct cox_prompt_request request = {
             .tokens = texts->tokens[i],
@@ -266,10 +232,9 @@ static void texts_run_to(struct texts *texts, const char *folder, uint32_t switc
         };
         assert_int_equal(cox_engine_loop_add(engine_loop, &request), 0);
     }
-    r = cox_engine_loop_run(engine_loop, &err);
+    r = cox_engine_loop_run(engine_loop, test_err());
     cox_engine_loop_free(engine_loop);
-    if (r)
-        fail_msg("%d: %s", r, err.text);
+    assert_ok(r);
     assert_int_equal(run.done_count, PROMPT_COUNT);
 }
 
@@ -555,8 +520,5 @@ int main(int argc, char **argv)
         cmocka_set_test_filter(argv[1]);
     if (argc > 1 && strcmp(argv[1], "worker") == 0)
         return worker_main(argc, argv);
-    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    if (length < 0)
-        return 1;
     return test_run(NULL, NULL);
 }

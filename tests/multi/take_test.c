@@ -6,14 +6,6 @@
 #include "channel/shm/layout.h"
 #include "proto/executor.pb-c.h"
 
-#include <coxswain/requests.h>
-
-#include <inttypes.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 static const uint32_t rank_counts[] = {1, 2, 4, 8};
 #define COUNT_OF(array) (sizeof array / sizeof *array)
 
@@ -26,9 +18,7 @@ static struct test_group *takers(uint32_t rank_count, uint32_t depth)
                                               .workers.command = command,
                                               .depth = depth};
     struct test_group *group = NULL;
-    struct cox_error err = {0};
-    if (test_group_try(&base, &group, &err))
-        fail_msg("start: %s", err.text);
+    assert_ok(test_group_try(&base, &group, test_err()));
     return group;
 }
 
@@ -43,8 +33,7 @@ static void expect_reply(struct test_group *g, size_t n, const char *text)
 
 static void submit(struct test_group *g, const char *text)
 {
-    const struct test_how all = {.gather = COX_GATHER_ALL};
-    assert_int_equal(test_submit(g, &all, "%s", text), 0);
+    assert_int_equal(test_submit(g, &test_all, "%s", text), 0);
 }
 
 /* ---- replies ---- */
@@ -52,31 +41,28 @@ static void submit(struct test_group *g, const char *text)
 TEST(requests_are_taken_and_replied_to)
 {
     for (size_t i = 0; i < COUNT_OF(rank_counts); i++) {
-        struct test_group *g = takers(rank_counts[i], 0);
+        OWN_GROUP *g = takers(rank_counts[i], 0);
         for (int round = 0; round < 50; round++)
             test_expect_echo(g, round % 2 ? "x" : "a longer text");
-        test_group_free(g);
     }
 }
 
 TEST(an_error_names_process_and_cause)
 {
-    struct test_group *g = takers(2, 0);
-    struct test_completion c = {0};
+    OWN_GROUP *g = takers(2, 0);
+    OWN_COMPLETION c = {0};
     assert_int_equal(test_call(g, &c, "only 1 fail %d it does not like this", COX_BUSY),
                      COX_REJECTED);
     assert_int_equal(c.ranks[1].code, COX_BUSY);
     assert_string_equal(c.ranks[1].text, "it does not like this");
-    test_completion_deinit(&c);
     test_expect_echo(g, "and goes on");
-    test_group_free(g);
 }
 
 TEST(a_long_reply_goes_out_of_line)
 {
     test_needs_processes(); /* whose the block is, is checked */
-    struct test_group *g = takers(2, 0);
-    struct test_completion c = {0};
+    OWN_GROUP *g = takers(2, 0);
+    OWN_COMPLETION c = {0};
     const size_t size = 1u << 20; /* a slot has 64 KiB */
     for (int round = 0; round < 3; round++) {
         assert_int_equal(test_call(g, &c, "size %zu", size), 0);
@@ -86,9 +72,7 @@ TEST(a_long_reply_goes_out_of_line)
                 if ((uint8_t)c.ranks[rank].bytes[at] != (uint8_t)(7 * at + rank))
                     fail_msg("rank %" PRIu32 ", byte %zu", rank, at);
         }
-        test_completion_deinit(&c);
     }
-    test_group_free(g);
 }
 
 /* Each in the frame of the one before, whose copy does not change. */
@@ -99,7 +83,7 @@ TEST(a_copy_of_a_request_outlives_it)
     char *text = malloc(sizes[3] + 1);
     assert_non_null(text);
     for (size_t i = 0; i < COUNT_OF(rank_counts); i++) {
-        struct test_group *g = takers(rank_counts[i], 1);
+        OWN_GROUP *g = takers(rank_counts[i], 1);
         for (size_t n = 0; n < COUNT_OF(sizes); n++) {
             memset(text, 'a' + (int)n, sizes[n]);
             memcpy(text, "copy ", 5);
@@ -107,7 +91,6 @@ TEST(a_copy_of_a_request_outlives_it)
             submit(g, text);
             expect_reply(g, n, n ? "ok" : "in its frame");
         }
-        test_group_free(g);
     }
     free(text);
 }
@@ -115,7 +98,7 @@ TEST(a_copy_of_a_request_outlives_it)
 /* All that fit are kept, and the last one releases them. */
 static void release(uint32_t rank_count, uint32_t depth, const char *order)
 {
-    struct test_group *g = takers(rank_count, depth);
+    OWN_GROUP *g = takers(rank_count, depth);
     char text[32], count[16];
     size_t n = 0;
     for (int round = 0; round < 3; round++) {
@@ -132,7 +115,6 @@ static void release(uint32_t rank_count, uint32_t depth, const char *order)
         snprintf(count, sizeof count, "%" PRIu32, depth - 1);
         expect_reply(g, n++, count);
     }
-    test_group_free(g);
 }
 
 TEST(replies_come_in_any_order)
@@ -148,21 +130,20 @@ TEST(replies_come_in_any_order)
 TEST(a_reply_comes_from_another_thread_after_later_requests)
 {
     for (size_t i = 0; i < COUNT_OF(rank_counts); i++) {
-        struct test_group *g = takers(rank_counts[i], 4);
+        OWN_GROUP *g = takers(rank_counts[i], 4);
         submit(g, "keep a");
         submit(g, "release later");
         submit(g, "echo b");
         expect_reply(g, 0, "a");
         expect_reply(g, 1, "1");
         expect_reply(g, 2, "b");
-        test_group_free(g);
     }
 }
 
 /* A rank that is not asked passes a frame while it still owes replies to those in front of it. */
 TEST(requests_to_others_pass_what_is_kept)
 {
-    struct test_group *g = takers(4, 4);
+    OWN_GROUP *g = takers(4, 4);
     const struct test_how others = {.gather = COX_GATHER_ALL, .ranks = 6};
     submit(g, "keep a");
     assert_int_equal(test_submit(g, &others, "keep b"), 0);
@@ -181,7 +162,6 @@ TEST(requests_to_others_pass_what_is_kept)
             assert_string_equal(c->ranks[rank].bytes, texts[c->sequence - 1]);
         assert_string_equal(c->ranks[3].bytes, c->sequence == 1 ? "a" : "");
     }
-    test_group_free(g);
 }
 
 /* ---- waits, and what is refused ---- */
@@ -189,62 +169,55 @@ TEST(requests_to_others_pass_what_is_kept)
 TEST(what_ends_a_wait_and_what_is_refused)
 {
     for (size_t i = 0; i < COUNT_OF(rank_counts); i++) {
-        struct test_group *g = takers(rank_counts[i], 0);
+        OWN_GROUP *g = takers(rank_counts[i], 0);
         submit(g, "check");
         expect_reply(g, 0, "ok");
-        test_group_free(g);
     }
 }
 
 /* Callers of next are woken; the library's own threads have none. */
 TEST(a_wake_does_not_end_a_channel_that_is_not_taken)
 {
-    struct test_group *g = takers(2, 0);
+    OWN_GROUP *g = takers(2, 0);
     submit(g, "wake");
     expect_reply(g, 0, "ok");
     for (int round = 0; round < 2; round++) {
         Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
         struct cox_lora_result results[2];
-        struct cox_error err = {0};
-        if (cox_executor_lora_results(test_group_executor(g), &lora,
-                                      cox_deadline_after_ms(TEST_PATIENCE_MS), results, &err))
-            fail_msg("lora: %s", err.text);
+        assert_ok(cox_executor_lora_results(test_group_executor(g), &lora,
+                                            cox_deadline_after_ms(TEST_PATIENCE_MS), results,
+                                            test_err()));
     }
-    test_group_free(g);
 }
 
 TEST(a_second_reply_is_refused_in_words)
 {
-    struct test_group *g = takers(1, 0);
+    OWN_GROUP *g = takers(1, 0);
     char text[64];
     submit(g, "twice x");
     expect_reply(g, 0, "x");
     submit(g, "told");
     snprintf(text, sizeof text, "%d request 1 is replied to already", COX_STATE);
     expect_reply(g, 1, text);
-    test_group_free(g);
 }
 
 TEST(a_request_that_was_given_up_is_cancelled)
 {
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 200};
-    struct test_group *g = takers(2, 0);
-    struct test_completion c = {0};
+    OWN_GROUP *g = takers(2, 0);
+    OWN_COMPLETION c = {0};
     assert_int_equal(test_call_how(g, &c, &brief, "cancelled"), COX_TIMEOUT);
-    test_completion_deinit(&c);
     test_await_lines(g, -1, "alive", 2);
     test_await_lines(g, -1, "cancelled", 2);
-    const struct test_how all = {.gather = COX_GATHER_ALL};
-    assert_int_equal(test_submit_persist(g, &all, "echo x"), 0);
+    assert_int_equal(test_submit_persist(g, &test_all, "echo x"), 0);
     expect_reply(g, 0, "x");
-    test_group_free(g);
 }
 
 /* The first one's deadline is far, and its reply keeps that of the second from being published. */
 TEST(a_request_is_cancelled_before_earlier_ones_end)
 {
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 200};
-    struct test_group *g = takers(2, 4);
+    OWN_GROUP *g = takers(2, 4);
     submit(g, "keep a");
     assert_int_equal(test_submit(g, &brief, "cancelled"), 0);
     test_await_lines(g, -1, "alive", 2);
@@ -252,7 +225,6 @@ TEST(a_request_is_cancelled_before_earlier_ones_end)
     assert_int_equal(test_await(g, 0)->sequence, 2);
     assert_int_equal(test_await(g, 0)->status, COX_TIMEOUT);
     assert_int_equal(test_completion_count(g), 1);
-    test_group_free(g);
 }
 
 /* The frame of one that was cancelled is used again. */
@@ -260,7 +232,7 @@ TEST(a_request_in_the_frame_of_a_cancelled_one_is_alive)
 {
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 200},
                           all = {.gather = COX_GATHER_ALL};
-    struct test_group *g = takers(2, 1);
+    OWN_GROUP *g = takers(2, 1);
     for (size_t round = 1; round <= 2; round++) {
         assert_int_equal(test_submit_persist(g, &brief, "cancelled"), 0);
         test_await_lines(g, -1, "alive", 2 * round);
@@ -268,14 +240,13 @@ TEST(a_request_in_the_frame_of_a_cancelled_one_is_alive)
         assert_int_equal(test_submit_persist(g, &all, "echo x"), 0);
         expect_reply(g, 2 * round - 1, "x");
     }
-    test_group_free(g);
 }
 
 /* ---- ends ---- */
 
 TEST(the_end_of_the_group_ends_next)
 {
-    struct test_group *g = takers(2, 0);
+    OWN_GROUP *g = takers(2, 0);
     test_expect_echo(g, "x");
     submit(g, "keep x"); /* in flight at the end, and never replied to */
     cox_executor_stop(test_group_executor(g));
@@ -284,13 +255,12 @@ TEST(the_end_of_the_group_ends_next)
     test_await_lines(g, 0, text, 1);
     test_await_lines(g, 1, text, 1);
     assert_int_equal(test_await(g, 0)->status, COX_CLOSED);
-    test_group_free(g);
 }
 
 TEST(a_worker_that_stops_leaves_what_it_was_lent)
 {
     const struct test_how one = {.gather = COX_GATHER_ALL, .ranks = 2};
-    struct test_group *g = takers(2, 4);
+    OWN_GROUP *g = takers(2, 4);
     char text[64];
     submit(g, "keep a");
     assert_int_equal(test_submit(g, &one, "leave"), 0);
@@ -300,7 +270,6 @@ TEST(a_worker_that_stops_leaves_what_it_was_lent)
         assert_int_equal(test_await(g, n)->status, COX_PEER_DEAD);
         assert_int_equal(test_await(g, n)->ranks[1].outcome, COX_OUTCOME_DEAD);
     }
-    test_group_free(g);
 }
 
 TEST(a_death_ends_what_was_lent)
@@ -308,7 +277,7 @@ TEST(a_death_ends_what_was_lent)
     test_needs_processes();
     for (size_t i = 0; i < COUNT_OF(rank_counts); i++) {
         const uint32_t last = rank_counts[i] - 1;
-        struct test_group *g = takers(rank_counts[i], 4);
+        OWN_GROUP *g = takers(rank_counts[i], 4);
         char text[64];
         submit(g, "keep a");
         submit(g, "keep b");
@@ -320,6 +289,5 @@ TEST(a_death_ends_what_was_lent)
             assert_int_equal(c->ranks[last].outcome, COX_OUTCOME_DEAD);
             assert_int_equal(c->ranks[last].signal, SIGKILL);
         }
-        test_group_free(g);
     }
 }

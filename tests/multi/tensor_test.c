@@ -12,18 +12,8 @@
 #include "channel/base/fault.h"
 #include "tests/lib/test.h"
 
-#include <fcntl.h>
 #include <malloc.h>
-#include <inttypes.h>
 #include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1
@@ -437,7 +427,6 @@ static int run_around_a_failure(struct crew *crew, uint32_t rank, struct crew_ra
     const struct plan *plan = context;
     const bool last = rank == crew->rank_count - 1;
     struct cox_group *group = crew_join(crew, rank);
-    struct cox_error err = {0};
     struct part part;
     int failed = COX_NO_SPACE;
     int r = part_open(&part, plan->directory, group, &self->err);
@@ -454,16 +443,16 @@ static int run_around_a_failure(struct crew *crew, uint32_t rank, struct crew_ra
         part.fails_at = last ? plan->fails_at : 0;
         if (plan->timeout_ms)
             part.deadline_ns = cox_deadline_after_ms(plan->timeout_ms);
-        failed = part_step(&part, &steps[2], 6, crew, self, &err);
+        failed = part_step(&part, &steps[2], 6, crew, self, test_err());
         part.deadline_ns = COX_DEADLINE_NEVER;
     }
     if (r == 0 && failed != (last ? COX_NO_SPACE : plan->timeout_ms ? COX_TIMEOUT : COX_ABORTED))
         /* Of those that time out the first says so, and the others hear of it. */
         if (last || !plan->timeout_ms || failed != COX_ABORTED)
             r = cox_fail(&self->err, COX_STATE, "the step that fails ended with %d: %s", failed,
-                         err.text);
-    if (r == 0 && failed == COX_TIMEOUT && !strstr(err.text, "rank 3"))
-        r = cox_fail(&self->err, COX_STATE, "who is missing? %s", err.text);
+                         test_error.text);
+    if (r == 0 && failed == COX_TIMEOUT && !strstr(test_error.text, "rank 3"))
+        r = cox_fail(&self->err, COX_STATE, "who is missing? %s", test_error.text);
     /* All get it from the one that fails. The coordinator cancels the step when it notices. */
     if (plan->fails_at)
         crew_meet(crew, 2 * crew->rank_count);
@@ -608,8 +597,8 @@ PLAIN_TEST(b13_ranks_that_loaded_different_models_get_an_error)
     crew_wait(&crew);
     for (uint32_t rank = 0; rank < 4; rank++) {
         expect_ended(&crew, rank, COX_INVALID);
-        assert_non_null(strstr(crew.ranks[rank].err.text, rank == 3 ? "rank 0" : "rank 3"));
-        assert_non_null(strstr(crew.ranks[rank].err.text, "200"));
+        assert_contains(crew.ranks[rank].err.text, rank == 3 ? "rank 0" : "rank 3");
+        assert_contains(crew.ranks[rank].err.text, "200");
     }
     crew_close(&crew);
 }
@@ -700,7 +689,7 @@ PLAIN_TEST(b16_b23_memory_of_another_rank_is_checked_and_can_only_be_read)
         crew_wait(&crew);
         expect_ended(&crew, 0, expected[gift].result);
         expect_ended(&crew, 1, 0);
-        assert_non_null(strstr(crew.ranks[0].err.text, expected[gift].word));
+        assert_contains(crew.ranks[0].err.text, expected[gift].word);
         assert_int_equal(strstr(crew.ranks[0].err.text, "rank 1") != NULL,
                          expected[gift].result != 0);
         crew_close(&crew);

@@ -1,23 +1,10 @@
 /* Threads: those of the host that are inside while the group stops, and those of the library that
  * take no signal of the host. */
-#include "channel/base/idioms.h"
 #include "channel/base/tsan.h"
-#include "coordinator/executor/core.h"
 #include "coordinator/executor/executor_internal.h"
 #include "coordinator/executor/requests_internal.h"
 #include "proto/executor.pb-c.h"
 #include "testing.h"
-
-#include <dirent.h>
-#include <inttypes.h>
-#include <pthread.h>
-#include <sched.h>
-#include <semaphore.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 /* ---- threads of the host ---- */
 
@@ -37,18 +24,15 @@ static uint64_t far_away(void)
 
 static int ask_call(struct cox_executor *executor)
 {
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_ALL,
-                                               .deadline_ns = far_away()};
-    struct cox_error err;
-    return cox_executor_call_opaque(executor, "echo x", 6, &options, NULL, NULL, &err);
+    return cox_executor_call_opaque(
+        executor, "echo x", 6, SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = far_away()),
+        NULL, NULL, test_err());
 }
 
 static int ask_link_status(struct cox_executor *executor)
 {
     struct cox_link_status status = {0};
-    struct cox_error err;
-    int r = cox_executor_link_status(executor, far_away(), &status, &err);
+    int r = cox_executor_link_status(executor, far_away(), &status, test_err());
     if (r == 0)
         cox_link_status_deinit(&status);
     return r;
@@ -57,32 +41,27 @@ static int ask_link_status(struct cox_executor *executor)
 static int ask_recover(struct cox_executor *executor)
 {
     struct cox_recover_result results[2];
-    struct cox_error err;
-    return cox_executor_recover(executor, COX_RECOVER_CLEAR, far_away(), results, &err);
+    return cox_executor_recover(executor, COX_RECOVER_CLEAR, far_away(), results, test_err());
 }
 
 static int ask_init(struct cox_executor *executor)
 {
     struct cox_init_summary summary;
-    struct cox_error err;
-    return cox_executor_init(executor, NULL, 0, far_away(), &summary, &err);
+    return cox_executor_init(executor, NULL, 0, far_away(), &summary, test_err());
 }
 
 static int ask_lora(struct cox_executor *executor)
 {
     Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
     int32_t statuses[2];
-    struct cox_error err;
-    return cox_executor_lora(executor, &lora, far_away(), statuses, &err);
+    return cox_executor_lora(executor, &lora, far_away(), statuses, test_err());
 }
 
 static int ask_submit(struct cox_executor *executor)
 {
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_ALL,
-                                               .deadline_ns = far_away()};
-    struct cox_error err;
-    int r = cox_executor_submit_opaque(executor, "echo x", 6, &options, NULL, &err);
+    int r = cox_executor_submit_opaque(
+        executor, "echo x", 6, SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = far_away()),
+        NULL, test_err());
     return r == COX_FULL || r == COX_LATE ? 0 : r;
 }
 
@@ -121,9 +100,7 @@ static void ignore(void *context, const struct cox_completion *completion)
 TEST(m9_a_stop_among_callers_closes_them_all)
 {
     for (int round = 0; round < 10; round++) {
-        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .depth = 1 + (uint32_t)round % 4};
-        struct test_group *g = test_group_start(2, &options);
+        OWN_GROUP *g = test_group_start(2, START_WITH(.depth = 1 + (uint32_t)round % 4));
         assert_int_equal(
             cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE, ignore, NULL), 0);
         struct client clients[ASK_COUNT];
@@ -146,7 +123,6 @@ TEST(m9_a_stop_among_callers_closes_them_all)
         assert_true(took < TEST_PATIENCE_MS * COX_NSEC_PER_MSEC);
         for (size_t i = 0; i < ASK_COUNT; i++)
             assert_int_equal(clients[i].result, COX_CLOSED);
-        test_group_free(g);
     }
 }
 
@@ -157,11 +133,8 @@ TEST(m9_a_free_lets_callers_out_first)
 {
     const size_t count = ASK_COUNT - 1;
     for (uint32_t depth = 1; depth <= 4; depth += 3) {
-        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .depth = depth,
-                                                     .times.finalize_ms = 200,
-                                                     .times.term_ms = 500};
-        struct test_group *g = test_group_start(2, &options);
+        struct test_group *g = test_group_start(
+            2, START_WITH(.depth = depth, .times.finalize_ms = 200, .times.term_ms = 500));
         test_expect_echo(g, "x");
         test_stop_process(cox_executor_pid(test_group_executor(g), 1));
         struct client clients[ASK_COUNT];
@@ -169,9 +142,7 @@ TEST(m9_a_free_lets_callers_out_first)
         clients_start(clients, threads, count, g, false);
         /* One of the two recovery commands is inside a call as well, and so is the init. */
         _Atomic uint32_t *callers = &test_group_executor(g)->callers;
-        uint64_t deadline_ns = test_patience();
-        while (atomic_load(callers) < count + 2 && cox_now_ns() < deadline_ns)
-            sched_yield();
+        AWAIT(atomic_load(callers) >= count + 2);
         bool inside = atomic_load(callers) >= count + 2;
         uint64_t begin = cox_now_ns();
         test_group_free(g);
@@ -223,11 +194,9 @@ static void *stay_main(void *argument)
     request.execute_type = COXSWAIN__EXECUTE_TYPE__PD_LINK_STATUS_QUERY;
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PD_LINK_STATUS_REQUEST;
     request.pd_link_status_request = &body;
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_ALL,
-                                               .deadline_ns = far_away()};
-    struct cox_error err;
-    stay->result = cox_executor_call(stay->executor, &request, &options, stay_visit, stay, &err);
+    stay->result = cox_executor_call(
+        stay->executor, &request, SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = far_away()),
+        stay_visit, stay, test_err());
     return NULL;
 }
 
@@ -339,7 +308,7 @@ TEST(m5_threads_of_the_library_take_no_signals)
     size_t before_count = tasks_of(getpid(), before);
     sigset_t mask_before, mask_after;
     pthread_sigmask(SIG_SETMASK, NULL, &mask_before);
-    struct test_group *g = test_group_start(2, NULL);
+    OWN_GROUP *g = test_group_start(2, NULL);
     test_expect_echo(g, "x");
     pthread_sigmask(SIG_SETMASK, NULL, &mask_after); /* the host's own is as it was */
     for (int number = 1; number < NSIG; number++)
@@ -349,5 +318,4 @@ TEST(m5_threads_of_the_library_take_no_signals)
     /* A channel thread per channel; those of execute and transfer can be interrupted. */
     for (uint32_t rank = 0; rank < 2; rank++)
         expect_deaf(cox_executor_pid(test_group_executor(g), rank), NULL, 0, COX_TWO_WAY_COUNT, 2);
-    test_group_free(g);
 }

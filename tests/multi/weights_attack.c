@@ -1,18 +1,7 @@
 #include "weights_attack.h"
 
 #include "engine/model/block_layout.h"
-
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include "tests/lib/posix.h"
 
 #define TARGET_COUNT_MAX 8
 #define PAGE 4096u

@@ -3,34 +3,17 @@
  * program is its own worker: the first argument selects what is odd about it.
  */
 #include "channel/attach/named/names.h"
-#include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "channel/shm/control.h"
 #include "channel/shm/geometry.h"
 #include "channel/shm/state.h"
-#include "coordinator/executor/core.h"
 #include "proto/executor.pb-c.h"
 #include "testing.h"
 
-#include <coxswain/requests.h>
 #include <coxswain/worker.h>
 
 #include <dlfcn.h>
-#include <errno.h>
 #include <linux/futex.h>
-#include <poll.h>
-#include <pthread.h>
-#include <sched.h>
-#include <semaphore.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 /* ---- the worker ---- */
 
@@ -122,10 +105,9 @@ static void on_finalize(void *context)
 /* In the rank's own line, before it attaches. */
 static void spoil_line(const struct cox_worker_options *options)
 {
-    struct cox_control control = COX_CONTROL_NONE;
+    _cox_cleanup_(cox_control_close) struct cox_control control = COX_CONTROL_NONE;
     COX_ASSERT(cox_control_attach(&control, options->prefix + 1, NULL) == 0);
     cox_state_set_taken(cox_state_line(&control, options->rank, COX_CHANNEL_TRANSFER), 5);
-    cox_control_close(&control);
 }
 
 static int worker_main(int argc, char **argv)
@@ -133,15 +115,14 @@ static int worker_main(int argc, char **argv)
     static const struct cox_worker_callbacks callbacks = {
         .size = sizeof(struct cox_worker_callbacks), .opaque = on_opaque, .finalize = on_finalize};
     struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
-    struct cox_error err = {0};
     setvbuf(stdout, NULL, _IOLBF, 0);
-    int r = cox_worker_options_parse(&options, &argc, argv, &err);
+    int r = cox_worker_options_parse(&options, &argc, argv, test_err());
     if (mode_is("worker_with_wild_limits"))
         options.sequence_count_max = UINT32_MAX;
     if (r == 0 && mode_is("worker_in_a_spoilt_line"))
         spoil_line(&options);
     if (r == 0)
-        r = cox_worker_new(&options, &callbacks, NULL, &self, &err);
+        r = cox_worker_new(&options, &callbacks, NULL, &self, test_err());
     pthread_t reporters[8];
     size_t reporter_count = r == 0 && mode_is("worker_that_reports") ? 8 : 0;
     for (size_t i = 0; i < reporter_count; i++)
@@ -151,9 +132,9 @@ static int worker_main(int argc, char **argv)
         while (mode_is("worker_that_never_runs"))
             pause();
         if (!mode_is("worker_that_only_attaches"))
-            r = cox_worker_run(self, &err);
+            r = cox_worker_run(self, test_err());
     }
-    printf("run: %d %s\n", r, err.text);
+    printf("run: %d %s\n", r, test_error.text);
     while (mode_is("worker_that_never_frees"))
         pause();
     cox_worker_free(self);
@@ -187,12 +168,10 @@ __attribute__((no_sanitize("address"))) long syscall(long number, ...)
 
 /* ---- groups of it ---- */
 
-static char program[4096];
-
 static const char *const *command_of(const char *which)
 {
     static const char *command[3];
-    command[0] = program;
+    command[0] = test_program;
     command[1] = which;
     return command;
 }
@@ -208,7 +187,7 @@ static int run_second(struct test_group *g, char *output, size_t output_size)
     snprintf(
         line, sizeof line,
         "exec %s worker --shm_name_prefix %s --local_rank 0 --local_world_size %u --parent_pid %s",
-        program, name, cox_executor_rank_count(test_group_executor(g)), coordinator);
+        test_program, name, cox_executor_rank_count(test_group_executor(g)), coordinator);
     FILE *pipe = popen(line, "re");
     assert_non_null(pipe);
     size_t length = fread(output, 1, output_size - 1, pipe);
@@ -231,16 +210,14 @@ TEST(a_second_process_of_a_rank_is_refused)
             options.memory.request_size[c] = 16384;
             options.memory.response_size[c] = UINT64_C(2) * COX_LEGACY_SLOT_STRIDE;
         }
-        struct test_group *g = test_group_start(2, &options);
+        OWN_GROUP *g = test_group_start(2, &options);
         test_await_lines(g, 0, "attached", 1);
         assert_int_equal(run_second(g, output, sizeof output), COX_TAKEN);
         snprintf(holder, sizeof holder, "rank 0 of /%s is held by process %d", name,
                  test_pid(g, 0));
-        if (!strstr(output, holder))
-            fail_msg("'%s' is not in: %s", holder, output);
+        assert_contains(output, holder);
         for (int k = 0; k < 20 && !legacy; k++)
             test_expect_echo(g, "after");
-        test_group_free(g);
     }
 }
 
@@ -249,13 +226,11 @@ TEST(of_many_at_once_one_is_the_rank)
 {
     char name[64], line[4400];
     /* Each rank is a shell that starts four workers of the rank; one may stay. */
-    snprintf(line, sizeof line, "for i in 1 2 3 4; do %s worker \"$@\" & done; wait", program);
+    snprintf(line, sizeof line, "for i in 1 2 3 4; do %s worker \"$@\" & done; wait", test_program);
     const char *const command[] = {"/bin/sh", "-c", line, "sh", NULL};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = command,
-                                                 .name = test_unique_name(name),
-                                                 .memory.keep_names = true};
-    struct test_group *g = test_group_start(2, &options);
+    OWN_GROUP *g =
+        test_group_start(2, START_WITH(.workers.command = command, .name = test_unique_name(name),
+                                       .memory.keep_names = true));
     char refused[32];
     snprintf(refused, sizeof refused, "run: %d ", COX_TAKEN);
     for (int rank = 0; rank < 2; rank++)
@@ -264,21 +239,20 @@ TEST(of_many_at_once_one_is_the_rank)
         test_expect_echo(g, "one for each rank");
     for (int rank = 0; rank < 2; rank++)
         assert_int_equal(test_count_lines(g, rank, "run: "), 3);
-    test_group_free(g);
 }
 
 TEST(p10_a_worker_refuses_a_line_that_cannot_be)
 {
     test_needs_names();
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command =
-                                                     command_of("worker_in_a_spoilt_line"),
-                                                 .rank_count = 1};
     struct test_group *g = NULL;
-    struct cox_error err = {0};
-    assert_int_equal(test_group_try(&options, &g, &err), COX_PEER_DEAD);
-    if (!strstr(err.text, "transfer channel of rank 0 stands at sequence 5, but only 0 were"))
-        fail_msg("%s", err.text);
+    assert_int_equal(
+        test_group_try(
+            START_WITH(.workers.command = command_of("worker_in_a_spoilt_line"), .rank_count = 1),
+            &g, test_err()),
+        COX_PEER_DEAD);
+    if (!strstr(test_error.text,
+                "transfer channel of rank 0 stands at sequence 5, but only 0 were"))
+        fail_msg("%s", test_error.text);
 }
 
 /* ---- leaving ---- */
@@ -289,10 +263,8 @@ TEST(p2_a_rank_that_left_is_reported_though_its_process_lives)
     static const char *const modes[] = {"worker_that_never_frees", "worker_that_stays",
                                         "worker_that_only_attaches"};
     for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
-        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .workers.command = command_of(modes[i]),
-                                                     .times.finalize_ms = 200};
-        struct test_group *g = test_group_start(2, &options);
+        OWN_GROUP *g = test_group_start(
+            2, START_WITH(.workers.command = command_of(modes[i]), .times.finalize_ms = 200));
         const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
         const struct test_how second = {.gather = COX_GATHER_ALL, .ranks = 2};
         char says[96];
@@ -316,27 +288,20 @@ TEST(p2_a_rank_that_left_is_reported_though_its_process_lives)
         assert_true(cox_now_ns() - begin < TEST_PATIENCE_MS * COX_NSEC_PER_MSEC / 2);
         if (serves) /* the other is not concerned */
             assert_int_equal(test_call_how(g, NULL, &second, "echo x"), 0);
-        struct cox_error err = {0};
         assert_int_equal(cox_executor_restart(test_group_executor(g), 0,
-                                              cox_deadline_after_ms(TEST_PATIENCE_MS), &err),
+                                              cox_deadline_after_ms(TEST_PATIENCE_MS), test_err()),
                          COX_STATE);
-        test_group_free(g);
     }
 }
 
-/* The process that leaves and ends is dead, and how it ended is reported. */
-TEST(p2_a_rank_that_left_and_ended_is_dead)
+GROUP_TEST_WITH(p2_a_rank_that_left_and_ended_is_dead, 1, .workers.command = command_of("worker"))
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = command_of("worker")};
-    struct test_group *g = test_group_start(1, &options);
     test_submit(g, &(struct test_how){.gather = COX_GATHER_ALL}, "stop");
     test_submit(g, &(struct test_how){.gather = COX_GATHER_ALL}, "echo behind it");
     const struct test_completion *c = test_await(g, 1);
     assert_int_equal(c->status, COX_PEER_DEAD);
     if (!strstr(c->text, "exited with status 0"))
         fail_msg("%s", c->text);
-    test_group_free(g);
 }
 
 /* ---- reports ---- */
@@ -381,16 +346,14 @@ TEST(m9_free_lets_reports_out_first)
                                                      .hooks.fault = hold_fault,
                                                      .hooks.line = hear_freed,
                                                      .hooks.context = &held};
-        struct cox_error err = {0};
-        if (cox_executor_start(&options, &held.executor, &err))
-            fail_msg("%s", err.text);
+        assert_ok(cox_executor_start(&options, &held.executor, test_err()));
         while (sem_wait(&held.heard))
             continue;
         const struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_ALL,
                                                .deadline_ns =
                                                    cox_deadline_after_ms(TEST_PATIENCE_MS)};
-        cox_executor_call_opaque(held.executor, "stop", 4, &how, NULL, NULL, &err);
+        cox_executor_call_opaque(held.executor, "stop", 4, &how, NULL, NULL, test_err());
         const struct timespec until = cox_deadline_timespec(how.deadline_ns);
         int freed;
         while ((freed = sem_clockwait(&held.freed, CLOCK_MONOTONIC, &until)) && errno == EINTR)
@@ -404,40 +367,29 @@ TEST(m9_free_lets_reports_out_first)
     }
 }
 
-TEST(a_report_after_its_deadline_takes_a_slot_that_is_free)
+GROUP_TEST_WITH(a_report_after_its_deadline_takes_a_slot_that_is_free, 1,
+                .workers.command = command_of("worker"))
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = command_of("worker")};
-    struct test_group *g = test_group_start(1, &options);
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     assert_int_equal(test_call(g, &c, "report late"), 0);
     assert_string_equal(c.ranks[0].bytes, "0");
     test_await_faults(g, 1);
     assert_string_equal(test_fault(g, 0), "0 late");
-    test_completion_deinit(&c);
-    test_group_free(g);
 }
 
-TEST(a_report_is_cut_between_characters)
+GROUP_TEST_WITH(a_report_is_cut_between_characters, 1, .workers.command = command_of("worker"))
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = command_of("worker")};
-    struct test_group *g = test_group_start(1, &options);
     assert_int_equal(test_call(g, NULL, "report wide"), 0);
     test_await_faults(g, 1);
     const char *text = test_fault(g, 0) + 2; /* behind the rank */
     assert_true(strlen(text) > 700);
     assert_int_equal(strlen(text) % 2, 0);
-    test_group_free(g);
 }
 
-TEST(a_channel_thread_that_fails_is_what_run_returns)
+GROUP_TEST_WITH(a_channel_thread_that_fails_is_what_run_returns, 1,
+                .workers.command = command_of("worker_with_a_broken_semaphore"))
 {
     test_needs_names();
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command =
-                                                     command_of("worker_with_a_broken_semaphore")};
-    struct test_group *g = test_group_start(1, &options);
     char text[160];
     test_call(g, NULL, "break"); /* replied, or the process is faster than the reply */
     snprintf(
@@ -445,21 +397,16 @@ TEST(a_channel_thread_that_fails_is_what_run_returns)
         "run: %d rank 0, waiting for a request on the semaphore of the channel execute: Invalid argument",
         -EINVAL);
     test_await_lines(g, 0, text, 1);
-    test_group_free(g);
 }
 
-TEST(m5_a_callback_has_the_fault_handlers_of_its_host)
+GROUP_TEST_WITH(m5_a_callback_has_the_fault_handlers_of_its_host, 1,
+                .workers.command = command_of("worker"))
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = command_of("worker")};
-    struct test_group *g = test_group_start(1, &options);
     for (int k = 0; k < 3; k++) {
-        struct test_completion c;
+        OWN_COMPLETION c = {0};
         assert_int_equal(test_call(g, &c, "fault"), 0);
         assert_int_equal(atoi(c.ranks[0].bytes), SIGSEGV);
-        test_completion_deinit(&c);
     }
-    test_group_free(g);
 }
 
 /* Once a rank has its memory, the coordinator has no other mapping of it than one for reading. */
@@ -467,9 +414,7 @@ TEST(b16_p10_a_coordinator_cannot_write_a_ranks_words)
 {
     if (test_attach() != COX_ATTACH_SEALED)
         skip();
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = command_of("worker")};
-    struct test_group *g = test_group_start(2, &options);
+    OWN_GROUP *g = test_group_start(2, START_WITH(.workers.command = command_of("worker")));
     FILE *maps = fopen("/proc/self/maps", "re");
     char line[512], permissions[8];
     uint32_t count = 0;
@@ -483,20 +428,19 @@ TEST(b16_p10_a_coordinator_cannot_write_a_ranks_words)
     }
     fclose(maps);
     assert_int_equal(count, 2);
-    test_group_free(g);
 }
 
 TEST(impossible_limits_are_reported)
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command =
-                                                     command_of("worker_with_wild_limits"),
-                                                 .rank_count = 1};
     struct test_group *g = NULL;
-    struct cox_error err = {0};
-    assert_int_equal(test_group_try(&options, &g, &err), COX_PEER_DEAD);
-    if (!strstr(err.text, "room for 4294967295 sequences of 131072 tokens was asked for: allowed"))
-        fail_msg("%s", err.text);
+    assert_int_equal(
+        test_group_try(
+            START_WITH(.workers.command = command_of("worker_with_wild_limits"), .rank_count = 1),
+            &g, test_err()),
+        COX_PEER_DEAD);
+    if (!strstr(test_error.text,
+                "room for 4294967295 sequences of 131072 tokens was asked for: allowed"))
+        fail_msg("%s", test_error.text);
 }
 
 #if COX_TESTING
@@ -511,38 +455,32 @@ TEST(p10_a_frame_that_is_written_again_is_not_served)
 {
     char name[64];
     setenv("COXSWAIN_FAULT", "rank.taken:stop:0:1", 1);
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = command_of("worker"),
-                                                 .name = test_unique_name(name),
-                                                 .memory.keep_names = true};
-    struct test_group *g = test_group_start(1, &options);
+    OWN_GROUP *g =
+        test_group_start(1, START_WITH(.workers.command = command_of("worker"),
+                                       .name = test_unique_name(name), .memory.keep_names = true));
     unsetenv("COXSWAIN_FAULT");
     struct cox_executor *executor = test_group_executor(g);
-    struct cox_control control = COX_CONTROL_NONE;
+    _cox_cleanup_(cox_control_close) struct cox_control control = COX_CONTROL_NONE;
     assert_int_equal(cox_control_attach(&control, name, NULL), 0);
     _Atomic int status = -1;
-    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, keep_status, &status),
-                     0);
+    assert_ok(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, keep_status, &status));
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
     request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INIT;
-    const struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
-                                           .gather = COX_GATHER_ALL,
-                                           .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)};
     uint64_t sequence;
-    assert_int_equal(cox_executor_submit(executor, &request, &how, &sequence, NULL), 0);
-    while (!cox_peer_stopped(test_pid(g, 0)))
-        sched_yield();
+    assert_ok(
+        cox_executor_submit(executor, &request,
+                            SUBMIT_WITH(.gather = COX_GATHER_ALL,
+                                        .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)),
+                            &sequence, NULL));
+    AWAIT(cox_peer_stopped(test_pid(g, 0)));
     struct cox_layout_channel_state *shared = cox_state_channel(&control, COX_CHANNEL_EXECUTE);
     atomic_fetch_add(&shared->frames[sequence % control.geometry.depth].sequence,
                      control.geometry.depth);
     assert_int_equal(kill(test_pid(g, 0), SIGCONT), 0);
-    while (atomic_load(&status) == -1)
-        sched_yield();
+    AWAIT(atomic_load(&status) != -1);
     assert_int_equal(atomic_load(&status), COX_CORRUPT);
     test_expect_echo(g, "x");
-    cox_control_close(&control);
-    test_group_free(g);
 }
 
 #endif
@@ -565,7 +503,7 @@ static void die_at_line(void *context, uint32_t rank, bool is_stderr, const char
 static int coordinator_main(const char *argument)
 {
     char line[4400];
-    snprintf(line, sizeof line, "%s %s; true", program, argument);
+    snprintf(line, sizeof line, "%s %s; true", test_program, argument);
     const char *const command[] = {"/bin/sh", "-c", line, NULL};
     bool at_once = strcmp(argument, "worker_that_never_runs") == 0;
     const struct cox_executor_options options = {
@@ -580,10 +518,9 @@ static int coordinator_main(const char *argument)
         .times.finalize_ms = TEST_PATIENCE_MS,
     };
     struct cox_executor *executor;
-    struct cox_error err = {0};
-    int r = cox_executor_start(&options, &executor, &err);
+    int r = cox_executor_start(&options, &executor, test_err());
     if (r) {
-        fprintf(stderr, "start: %d %s\n", r, err.text);
+        fprintf(stderr, "start: %d %s\n", r, test_error.text);
         return 1;
     }
     if (!at_once)
@@ -626,8 +563,6 @@ int main(int argc, char **argv)
         mode = argv[1];
         return worker_main(argc, argv);
     }
-    if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
-        return 1;
     if (argc > 2 && strcmp(argv[1], "coordinator") == 0)
         return coordinator_main(argv[2]);
     return test_run(NULL, NULL);

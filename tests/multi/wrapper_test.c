@@ -1,18 +1,7 @@
 /* Workers inside a wrapper: a shell that starts the real worker and stays. The process that serves
  * the rank is then a grandchild, and each of the two may die alone. */
 #include "channel/base/peer.h"
-#include "coordinator/executor/core.h"
 #include "testing.h"
-
-#include <fcntl.h>
-#include <inttypes.h>
-#include <poll.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 /* The wrapper's last command replaces it, so that nothing of it outlives a kill. */
 #define WORKER COX_TEST_BIN_DIR "/scripted_worker \"$@\""
@@ -21,24 +10,21 @@ static const char *const says[] = {"sh", "-c", WORKER "; echo done", "sh", NULL}
 
 static struct test_group *group_of(const char *const *command, uint32_t rank_count)
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = command,
-                                                 .times.finalize_ms =
-                                                     command == stays ? 200 : TEST_PATIENCE_MS};
-    return test_group_start(rank_count, &options);
+    return test_group_start(
+        rank_count, START_WITH(.workers.command = command,
+                               .times.finalize_ms = command == stays ? 200 : TEST_PATIENCE_MS));
 }
 
 /* The process that serves a rank, while it is alive. */
 static struct cox_peer peer_of(struct test_group *g, uint32_t rank)
 {
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     struct cox_peer peer = COX_PEER_NONE;
     assert_int_equal(test_call_how(g, &c, &how, "pid"), 0);
     pid_t pid = atoi(c.ranks[rank].bytes);
     assert_int_not_equal(pid, cox_executor_pid(test_group_executor(g), rank));
     assert_int_equal(cox_peer_open(pid, 0, &peer), 0);
-    test_completion_deinit(&c);
     return peer;
 }
 
@@ -70,11 +56,10 @@ TEST(m1_a_wrapped_worker_serves)
 TEST(p1_the_death_of_the_real_worker_is_reported_at_once)
 {
     for (int busy = 0; busy < 2; busy++) {
-        struct test_group *g = group_of(stays, 2);
+        OWN_GROUP *g = group_of(stays, 2);
         struct test_pipe *pipe = test_pipe_new();
         struct cox_peer peer = peer_of(g, 1), wrapper = COX_PEER_NONE;
-        assert_int_equal(cox_peer_open(cox_executor_pid(test_group_executor(g), 1), 0, &wrapper),
-                         0);
+        assert_ok(cox_peer_open(cox_executor_pid(test_group_executor(g), 1), 0, &wrapper));
         const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 10 * TEST_PATIENCE_MS};
         if (busy) { /* with a request in its hand */
             assert_int_equal(test_submit(g, &how, "only 1 block %s", test_pipe_path(pipe)), 0);
@@ -99,13 +84,12 @@ TEST(p1_the_death_of_the_real_worker_is_reported_at_once)
         assert_int_equal(test_call_how(g, NULL, &living, "echo x"), 0);
         cox_peer_close(&peer);
         cox_peer_close(&wrapper);
-        test_group_free(g);
     }
 }
 
 TEST(p1_the_death_of_a_wrapper_is_the_end_of_its_worker)
 {
-    struct test_group *g = group_of(stays, 2);
+    OWN_GROUP *g = group_of(stays, 2);
     struct cox_peer peer = peer_of(g, 1);
     assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
     assert_true(peer_ends(&peer));
@@ -114,13 +98,12 @@ TEST(p1_the_death_of_a_wrapper_is_the_end_of_its_worker)
     assert_contains(test_death_text(g, 1), "signal 9");
     assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);
     cox_peer_close(&peer);
-    test_group_free(g);
 }
 
 /* Neither of the two listens; the stop ends all the same. */
 TEST(m9_a_stop_ends_wrappers_that_stay)
 {
-    struct test_group *g = group_of(stays, 2);
+    OWN_GROUP *g = group_of(stays, 2);
     struct cox_peer peers[2] = {peer_of(g, 0), peer_of(g, 1)};
     test_stop_process(peers[1].pid);
     uint64_t begin = cox_now_ns();
@@ -131,28 +114,26 @@ TEST(m9_a_stop_ends_wrappers_that_stay)
         cox_peer_close(&peers[rank]);
     }
     test_await_lines(g, 0, "finalized", 1); /* those that could have left in order */
-    test_group_free(g);
 }
 
 TEST(m9_the_last_words_of_a_wrapper_are_heard)
 {
-    struct test_group *g = group_of(says, 4);
+    OWN_GROUP *g = group_of(says, 4);
     test_expect_echo(g, "x");
     assert_int_equal(cox_executor_stop(test_group_executor(g)), 0);
     for (int rank = 0; rank < 4; rank++) {
         assert_int_equal(test_count_lines(g, rank, "finalized"), 1);
         assert_int_equal(test_count_lines(g, rank, "done"), 1);
     }
-    test_group_free(g);
 }
 
 /* The wrapper is alive, and is not the process that should have replied. */
 TEST(p3_a_report_names_the_serving_process)
 {
-    struct test_group *g = group_of(stays, 2);
+    OWN_GROUP *g = group_of(stays, 2);
     struct cox_peer peer = peer_of(g, 1);
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 200};
-    struct test_completion c;
+    OWN_COMPLETION c = {0};
     test_stop_process(peer.pid);
     assert_int_equal(test_call_how(g, &c, &brief, "echo x"), COX_TIMEOUT);
     char expected[64];
@@ -160,10 +141,8 @@ TEST(p3_a_report_names_the_serving_process)
     assert_contains(c.text, expected);
     assert_contains(c.text, "alive but stopped by a signal");
     assert_int_equal(c.ranks[1].pid, peer.pid);
-    test_completion_deinit(&c);
     kill(peer.pid, SIGCONT);
     cox_peer_close(&peer);
-    test_group_free(g);
 }
 
 /* Of a group that does not start: the process that printed "pid N", watched from then on. */
@@ -235,14 +214,13 @@ static int run_into(int fd)
 {
     static const char *const command[] = {"sh", "-c", "echo out; echo err >&2; exec " WORKER, "sh",
                                           NULL};
-    const struct cox_executor_options options = {
-        .size = sizeof(struct cox_executor_options), .rank_count = 2, .workers.command = command};
     struct cox_executor *executor = NULL;
     const int out = dup(STDOUT_FILENO), err = dup(STDERR_FILENO);
     fflush(stdout);
     dup2(fd, STDOUT_FILENO);
     dup2(fd, STDERR_FILENO);
-    const int r = cox_executor_start(&options, &executor, NULL);
+    const int r = cox_executor_start(START_WITH(.rank_count = 2, .workers.command = command),
+                                     &executor, NULL);
     cox_executor_free(executor);
     dup2(out, STDOUT_FILENO);
     dup2(err, STDERR_FILENO);
