@@ -306,42 +306,6 @@ TEST(p2_a_debugger_delays_no_other_rank)
     group_free(&g);
 }
 
-/* Starts workers that hear of nothing, tells their pids, and waits to be killed. */
-static int helper_orphan(void)
-{
-    struct group g;
-    group_start(&g, 4,
-                "trap '' HUP INT TERM; [ $R = 3 ] && kill -STOP $$; echo ready; exec sleep 1000");
-    for (uint32_t rank = 0; rank < 3; rank++)
-        group_await_line(&g, rank, false, "ready");
-    pid_t pids[4];
-    for (uint32_t rank = 0; rank < 4; rank++)
-        pids[rank] = cox_supervisor_pid(g.supervisor, rank);
-    if (write(9, pids, sizeof pids) != sizeof pids)
-        return 1;
-    for (;;)
-        pause();
-}
-
-TEST(p2_workers_die_with_the_coordinator)
-{
-    int fd, pidfds[4];
-    pid_t helper = helper_start("orphan", &fd), pids[4];
-    assert_int_equal(read(fd, pids, sizeof pids), sizeof pids);
-    for (int i = 0; i < 4; i++) {
-        pidfds[i] = (int)syscall(SYS_pidfd_open, pids[i], 0);
-        assert_true(pidfds[i] >= 0);
-        assert_false(pidfd_is_dead(pidfds[i], 0));
-    }
-    kill(helper, SIGKILL);
-    for (int i = 0; i < 4; i++) {
-        assert_true(pidfd_is_dead(pidfds[i], PATIENCE_MS));
-        close(pidfds[i]);
-    }
-    assert_int_equal(helper_wait(helper), 128 + SIGKILL);
-    close(fd);
-}
-
 TEST(m15_end_is_bounded_whatever_workers_do)
 {
     _cox_cleanup_(group_free) struct group g;
@@ -367,15 +331,6 @@ TEST(m15_end_is_bounded_whatever_workers_do)
     assert_int_equal(cox_supervisor_end(g.supervisor, 1000, 1000), 0);
 }
 
-TEST(m15_end_waits_for_workers_that_leave)
-{
-    struct group g;
-    group_start(&g, 4, "sleep 0.2");
-    assert_int_equal(cox_supervisor_end(g.supervisor, PATIENCE_MS, PATIENCE_MS), 0);
-    assert_int_equal(g.death_count, 4);
-    group_free(&g);
-}
-
 TEST(m15_free_ends_all_processes)
 {
     for (uint32_t n = 1; n <= 8; n *= 2) {
@@ -386,11 +341,4 @@ TEST(m15_free_ends_all_processes)
         g.supervisor = cox_supervisor_free(g.supervisor);
         assert_int_equal(g.death_count, n);
     }
-}
-
-int main(int argc, char **argv)
-{
-    if (argc == 2 && strcmp(argv[1], "orphan") == 0)
-        return helper_orphan();
-    return test_run(NULL, NULL);
 }

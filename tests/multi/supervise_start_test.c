@@ -513,21 +513,6 @@ TEST(m14_host_that_ignores_sigchld)
     signal(SIGCHLD, SIG_DFL);
 }
 
-TEST(m17_two_supervisors_at_once)
-{
-    struct group a, b;
-    group_start(&a, 2, "echo a; exec sleep 1000");
-    group_start(&b, 2, "echo b; exec sleep 1000");
-    for (uint32_t rank = 0; rank < 2; rank++) {
-        group_await_line(&a, rank, false, "a");
-        group_await_line(&b, rank, false, "b");
-    }
-    group_free(&a);
-    assert_false(cox_supervisor_dead(b.supervisor, 0, NULL));
-    assert_false(cox_supervisor_dead(b.supervisor, 1, NULL));
-    group_free(&b);
-}
-
 int main(int argc, char **argv)
 {
     if (argc == 2)
