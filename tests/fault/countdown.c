@@ -1,19 +1,7 @@
 #include "countdown.h"
 
-#include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "testing.h"
-
-#include <dirent.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #if defined(__SANITIZE_ADDRESS__)
 #define HAS_LEAK_CHECK 1
@@ -373,17 +361,73 @@ static void run(const struct countdown_subject *subject, enum mode mode)
     EXPECT(&attempt, fired_count > 0 || mode == INTERRUPTED, "no call of it was counted");
 }
 
-void countdown_once(const struct countdown_subject *subject)
+void countdown_try(const struct countdown_subject *subjects, size_t count, unsigned modes)
 {
-    run(subject, ONCE);
+    for (int mode = ONCE; mode <= INTERRUPTED; mode++)
+        for (size_t i = 0; modes & 1u << mode && i < count; i++)
+            run(&subjects[i], (enum mode)mode);
 }
 
-void countdown_sticky(const struct countdown_subject *subject)
+/* ---- groups ---- */
+
+const char *countdown_group(void)
 {
-    run(subject, STICKY);
+    static char name[64];
+    return countdown_name(name, "g");
 }
 
-void countdown_interrupted(const struct countdown_subject *subject)
+const char *countdown_object(void)
 {
-    run(subject, INTERRUPTED);
+    static char name[65] = "/";
+    countdown_name(name + 1, "o");
+    return name;
+}
+
+struct cox_geometry countdown_geometry(const struct cox_attach_mode *mode)
+{
+    const bool legacy = mode == &cox_attach_legacy;
+    struct cox_geometry_choice choice = {.mode = mode, .depth = legacy ? 1 : 2};
+    struct cox_geometry geometry;
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        bool slots = legacy && c != COX_CHANNEL_LINK;
+        choice.request_size[c] = 8192;
+        choice.response_size[c] = slots ? COUNTDOWN_RANK_COUNT * COX_LEGACY_SLOT_STRIDE : 65536;
+    }
+    assert_ok(cox_geometry_resolve(COUNTDOWN_RANK_COUNT, &choice, &geometry, test_err()));
+    return geometry;
+}
+
+struct cox_executor_options countdown_options(enum cox_attach attach, bool legacy)
+{
+    static const char *const scripted[] = {COX_TEST_BIN_DIR "/scripted_worker", NULL};
+    struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
+        .name = countdown_group(),
+        .rank_count = COUNTDOWN_RANK_COUNT,
+        .workers.command = scripted,
+        .workers.environment_only = true,
+        .workers.legacy = legacy,
+        .spin = COX_SPIN_OFF,              /* a failure to read the processors is not an error */
+        .socket.use = COX_SOCKET_REQUIRED, /* or what it fails for would be logged alone */
+        .depth = 1,
+        .memory.attach = attach,
+        .times.start_timeout_ms = TEST_PATIENCE_MS,
+        /* Legacy workers may not have attached yet, and then hear no goodbye. */
+        .times.finalize_ms = legacy ? 1 : TEST_PATIENCE_MS,
+    };
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        options.memory.request_size[c] = 16384;
+        options.memory.response_size[c] =
+            legacy ? COUNTDOWN_RANK_COUNT * COX_LEGACY_SLOT_STRIDE : UINT64_C(131072);
+    }
+    return options;
+}
+
+void countdown_environment_shrink(void)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s", getenv("PATH"));
+    clearenv();
+    setenv("PATH", path, 1);
+    setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
 }

@@ -15,7 +15,9 @@
 #ifndef COX_TESTS_FAULT_COUNTDOWN_H
 #define COX_TESTS_FAULT_COUNTDOWN_H
 
-#include <coxswain/base.h>
+#include "channel/shm/geometry.h"
+
+#include <coxswain/executor.h>
 
 /* ---- one constructor ---- */
 
@@ -74,13 +76,39 @@ struct countdown_subject {
         __VA_ARGS__;                                                                               \
     }
 
-/* Each fails the test with the subject's name, the mode, k, and the call that failed. */
-void countdown_once(const struct countdown_subject *subject);   /* the k-th call fails */
-void countdown_sticky(const struct countdown_subject *subject); /* and all after it, otherwise */
-void countdown_interrupted(const struct countdown_subject *subject); /* the k-th wait: EINTR */
+enum countdown_modes {
+    FAIL_ONE = 1,  /* the k-th call fails */
+    FAIL_REST = 2, /* and all after it, otherwise */
+    INTERRUPT = 4, /* the k-th wait: EINTR */
+    EACH_MODE = FAIL_ONE | FAIL_REST | INTERRUPT,
+};
+/* Each subject in each of the modes. Fails the test with the subject's name, the mode, k, and the
+ * call that failed. */
+void countdown_try(const struct countdown_subject *subjects, size_t count, unsigned modes);
+#define COUNTDOWN(modes, ...)                                                                      \
+    do {                                                                                           \
+        static const struct countdown_subject tried[] = {__VA_ARGS__};                             \
+        countdown_try(tried, sizeof tried / sizeof *tried, modes);                                 \
+    } while (0)
+/* A test of nothing else. */
+#define COUNTDOWN_TEST(name, modes, ...)                                                           \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        COUNTDOWN(modes, __VA_ARGS__);                                                             \
+    }
 
 /* Names of this process's groups in /dev/shm start with this; `which` in the name's end. */
 const char *countdown_name(char buffer[64], const char *which);
+/* Of a group, and of an object of its own; of all subjects that need one. */
+const char *countdown_group(void);
+const char *countdown_object(void);
+#define COUNTDOWN_RANK_COUNT 2
+/* Of a group of COUNTDOWN_RANK_COUNT. Small: what is reserved is written to. */
+struct cox_geometry countdown_geometry(const struct cox_attach_mode *mode);
+/* Of a group of scripted workers: what fails in it is an error. */
+struct cox_executor_options countdown_options(enum cox_attach attach, bool legacy);
+/* Every variable is two allocations for every process. */
+void countdown_environment_shrink(void);
 
 /* ---- for countdown_wraps.c ---- */
 

@@ -3,7 +3,6 @@
 #include "channel/attach/named/semaphore_gate.h"
 #include "channel/attach/named/names.h"
 #include "channel/attach/named/named_channel.h"
-#include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "channel/base/semaphore.h"
 #include "channel/base/thread.h"
@@ -22,57 +21,25 @@
 #include "countdown.h"
 #include "testing.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
-
-#define RANK_COUNT 2
 #define REGION_SIZE 8192
-
-static const char *object_name(void)
-{
-    static char name[65] = "/";
-    countdown_name(name + 1, "o");
-    return name;
-}
-
-static const char *group_name(void)
-{
-    static char name[64];
-    return countdown_name(name, "g");
-}
-
-static struct cox_geometry geometry_make(bool legacy)
-{
-    struct cox_geometry_choice choice = {.mode = legacy ? &cox_attach_legacy : NULL,
-                                         .depth = legacy ? 1 : 2};
-    struct cox_geometry made;
-    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
-        bool slots = legacy && c != COX_CHANNEL_LINK;
-        choice.request_size[c] = 8192;
-        choice.response_size[c] = slots ? RANK_COUNT * COX_LEGACY_SLOT_STRIDE : 65536;
-    }
-    assert_int_equal(cox_geometry_resolve(RANK_COUNT, &choice, &made, NULL), 0);
-    return made;
-}
 
 static struct cox_geometry geometry; /* of the group at hand */
 
 /* ---- one region, one semaphore ---- */
 
-CONSTRUCT(region_create, cox_region_create(object, object_name(), REGION_SIZE, err))
+CONSTRUCT(region_create, cox_region_create(object, countdown_object(), REGION_SIZE, err))
 
 static void region_created_destroy(void *object)
 {
     cox_region_detach(object);
-    assert_int_equal(cox_region_unlink(object_name()), 0);
+    assert_int_equal(cox_region_unlink(countdown_object()), 0);
 }
 
 static struct cox_region own_region;
 
 static void region_prepare(void)
 {
-    assert_int_equal(cox_region_create(&own_region, object_name(), REGION_SIZE, NULL), 0);
+    assert_int_equal(cox_region_create(&own_region, countdown_object(), REGION_SIZE, NULL), 0);
 }
 
 static void region_restore(void)
@@ -81,21 +48,21 @@ static void region_restore(void)
 }
 
 CONSTRUCT(region_attach,
-          cox_region_attach(object, object_name(), REGION_SIZE, COX_REGION_READ, err))
+          cox_region_attach(object, countdown_object(), REGION_SIZE, COX_REGION_READ, err))
 DESTROY(region_detach, cox_region_detach(object))
-CONSTRUCT(semaphore_create, cox_semaphore_create(object, object_name(), 3, err))
+CONSTRUCT(semaphore_create, cox_semaphore_create(object, countdown_object(), 3, err))
 
 static void semaphore_created_destroy(void *object)
 {
     cox_semaphore_detach(object);
-    assert_int_equal(cox_semaphore_unlink(object_name()), 0);
+    assert_int_equal(cox_semaphore_unlink(countdown_object()), 0);
 }
 
 static struct cox_semaphore own_semaphore;
 
 static void semaphore_prepare(void)
 {
-    assert_int_equal(cox_semaphore_create(&own_semaphore, object_name(), 3, NULL), 0);
+    assert_int_equal(cox_semaphore_create(&own_semaphore, countdown_object(), 3, NULL), 0);
 }
 
 static void semaphore_restore(void)
@@ -103,24 +70,8 @@ static void semaphore_restore(void)
     semaphore_created_destroy(&own_semaphore);
 }
 
-CONSTRUCT(semaphore_attach, cox_semaphore_attach(object, object_name(), err))
+CONSTRUCT(semaphore_attach, cox_semaphore_attach(object, countdown_object(), err))
 DESTROY(semaphore_detach, cox_semaphore_detach(object))
-
-static const struct countdown_subject one_region_create =
-    SUBJECT(region_create, MAKES(struct cox_region, region_created_destroy), .lenient = true);
-static const struct countdown_subject one_region_attach = SUBJECT(
-    region_attach, MAKES(struct cox_region, region_detach), AROUND(region_prepare, region_restore));
-static const struct countdown_subject one_semaphore_create =
-    SUBJECT(semaphore_create, MAKES(struct cox_semaphore, semaphore_created_destroy));
-static const struct countdown_subject one_semaphore_attach =
-    SUBJECT(semaphore_attach, MAKES(struct cox_semaphore, semaphore_detach),
-            AROUND(semaphore_prepare, semaphore_restore));
-static const struct countdown_subject one_region_absent =
-    NAMED_SUBJECT("region_attach to nothing", region_attach, .size = sizeof(struct cox_region),
-                  .expected = COX_NOT_FOUND);
-static const struct countdown_subject one_region_taken = NAMED_SUBJECT(
-    "region_create over another", region_create, AROUND(region_prepare, region_restore),
-    .size = sizeof(struct cox_region), .expected = COX_TAKEN);
 
 /* ---- a group ---- */
 
@@ -129,20 +80,16 @@ static struct cox_channel own_channels[COX_CHANNEL_COUNT];
 
 static void group_create(void)
 {
-    struct cox_error err = {0};
-    if (cox_control_create(&own_control, group_name(), &geometry, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_control_create(&own_control, countdown_group(), &geometry, test_err()));
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
-        if (cox_channel_create(&own_channels[c], group_name(), &own_control, (enum cox_channel_id)c,
-                               &err))
-            fail_msg("%s", err.text);
+        assert_ok(cox_channel_create(&own_channels[c], countdown_group(), &own_control,
+                                     (enum cox_channel_id)c, test_err()));
     char object[COX_OBJECT_NAME_SIZE];
-    struct cox_region group = {0};
+    _cox_cleanup_(cox_region_detach) struct cox_region group = {0};
     if (geometry.mode != &cox_attach_legacy &&
-        cox_region_create(&group, cox_name_group(object, group_name()),
-                          cox_geometry_group_size(&geometry), &err))
-        fail_msg("%s", err.text);
-    cox_region_detach(&group);
+        cox_region_create(&group, cox_name_group(object, countdown_group()),
+                          cox_geometry_group_size(&geometry), test_err()))
+        fail_msg("%s", test_error.text);
 }
 
 static void group_close(void)
@@ -154,13 +101,13 @@ static void group_close(void)
 
 static void group_prepare(void)
 {
-    geometry = geometry_make(false);
+    geometry = countdown_geometry(NULL);
     group_create();
 }
 
 static void group_restore(void)
 {
-    cox_control_unlink_names(group_name(), &geometry, COX_CONTROL_PART_COUNT);
+    cox_control_unlink_names(countdown_group(), &geometry, COX_CONTROL_PART_COUNT);
     group_close();
 }
 
@@ -173,85 +120,70 @@ static void leftovers_prepare(void)
 
 static void leftovers_restore(void)
 {
-    cox_control_unlink_names(group_name(), &geometry, COX_CONTROL_PART_COUNT);
+    cox_control_unlink_names(countdown_group(), &geometry, COX_CONTROL_PART_COUNT);
 }
 
 static void geometry_prepare(void)
 {
-    geometry = geometry_make(false);
+    geometry = countdown_geometry(NULL);
 }
 
-CONSTRUCT(control_create, cox_control_create(object, group_name(), &geometry, err))
+CONSTRUCT(control_create, cox_control_create(object, countdown_group(), &geometry, err))
 
 static void control_created_destroy(void *object)
 {
     struct cox_control *control = object;
     /* Names of a dead group went before. */
-    assert_int_equal(cox_control_unlink_names(group_name(), &geometry, COX_CHANNEL_COUNT), 1);
+    assert_int_equal(cox_control_unlink_names(countdown_group(), &geometry, COX_CHANNEL_COUNT), 1);
     cox_control_close(control);
 }
 
-CONSTRUCT(control_attach, cox_control_attach(object, group_name(), err))
+CONSTRUCT(control_attach, cox_control_attach(object, countdown_group(), err))
 DESTROY(control_close, cox_control_close(object))
-CONSTRUCT(control_sweep, cox_control_sweep(group_name(), object, err))
+CONSTRUCT(control_sweep, cox_control_sweep(countdown_group(), object, err))
 
 static void control_swept(void *object)
 {
     (void)object; /* a count that the failing unlinks made wrong */
-    assert_int_equal(test_count_names(group_name()), 0);
+    assert_int_equal(test_count_names(countdown_group()), 0);
 }
-
-static const struct countdown_subject group_control_create =
-    SUBJECT(control_create, MAKES(struct cox_control, control_created_destroy), .lenient = true,
-            .prepare = geometry_prepare);
-static const struct countdown_subject group_control_over_dead =
-    NAMED_SUBJECT("control_create over leftovers", control_create,
-                  MAKES(struct cox_control, control_created_destroy),
-                  AROUND(leftovers_prepare, leftovers_restore), .lenient = true);
-static const struct countdown_subject group_control_over_live = NAMED_SUBJECT(
-    "control_create over a live group", control_create, AROUND(group_prepare, group_restore),
-    .lenient = true, .size = sizeof(struct cox_control), .expected = COX_TAKEN);
-static const struct countdown_subject group_control_attach = SUBJECT(
-    control_attach, MAKES(struct cox_control, control_close), AROUND(group_prepare, group_restore));
-static const struct countdown_subject group_control_sweep = SUBJECT(
-    control_sweep, MAKES(uint32_t, control_swept), AROUND(leftovers_prepare, leftovers_restore));
 
 /* ---- its channels ---- */
 
 static void control_prepare(void)
 {
-    geometry = geometry_make(false);
-    struct cox_error err = {0};
-    if (cox_control_create(&own_control, group_name(), &geometry, &err))
-        fail_msg("%s", err.text);
+    geometry = countdown_geometry(NULL);
+    assert_ok(cox_control_create(&own_control, countdown_group(), &geometry, test_err()));
 }
 
 static enum cox_channel_id channel_id;
 
-CONSTRUCT(channel_create, cox_channel_create(object, group_name(), &own_control, channel_id, err))
+CONSTRUCT(channel_create,
+          cox_channel_create(object, countdown_group(), &own_control, channel_id, err))
 CONSTRUCT(channel_attach,
-          cox_channel_attach(object, group_name(), &own_control, channel_id, 1, err))
+          cox_channel_attach(object, countdown_group(), &own_control, channel_id, 1, err))
 DESTROY(channel_close, cox_channel_close(object))
-CONSTRUCT(gate_create, cox_gate_create_semaphores(object, group_name(), channel_id, &geometry, err))
-CONSTRUCT(gate_attach, cox_gate_attach_semaphores(object, group_name(), channel_id, 1, err))
+CONSTRUCT(gate_create,
+          cox_gate_create_semaphores(object, countdown_group(), channel_id, &geometry, err))
+CONSTRUCT(gate_attach, cox_gate_attach_semaphores(object, countdown_group(), channel_id, 1, err))
 DESTROY(gate_close, cox_gate_close(object))
 
 /* Only what is the test's own: names that a failed attempt left are found. */
 static void control_restore(void)
 {
     char name[COX_OBJECT_NAME_SIZE];
-    assert_int_equal(cox_region_unlink(cox_name_control(name, group_name())), 0);
+    assert_int_equal(cox_region_unlink(cox_name_control(name, countdown_group())), 0);
     cox_control_close(&own_control);
 }
 
 static void gate_created_destroy(void *object)
 {
     char name[COX_OBJECT_NAME_SIZE];
-    for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
+    for (uint32_t rank = 0; rank < COUNTDOWN_RANK_COUNT; rank++)
         for (int b = 0; b < COX_WAKEUP_COUNT; b++)
             if (cox_wakeup_exists(channel_id, (enum cox_wakeup)b))
                 cox_semaphore_unlink(
-                    cox_name_wakeup(name, group_name(), channel_id, (enum cox_wakeup)b, rank));
+                    cox_name_wakeup(name, countdown_group(), channel_id, (enum cox_wakeup)b, rank));
     cox_gate_close(object);
 }
 
@@ -260,28 +192,17 @@ static void channel_created_destroy(void *object)
     char name[COX_OBJECT_NAME_SIZE];
     struct cox_channel *channel = object;
     gate_created_destroy(&channel->gate);
-    cox_region_unlink(cox_name_request(name, group_name(), channel_id));
-    cox_region_unlink(cox_name_response(name, group_name(), channel_id));
+    cox_region_unlink(cox_name_request(name, countdown_group(), channel_id));
+    cox_region_unlink(cox_name_response(name, countdown_group(), channel_id));
     cox_channel_close(channel);
 }
-
-static const struct countdown_subject group_channel_create =
-    SUBJECT(channel_create, MAKES(struct cox_channel, channel_created_destroy),
-            AROUND(control_prepare, control_restore), .lenient = true);
-static const struct countdown_subject group_channel_attach = SUBJECT(
-    channel_attach, MAKES(struct cox_channel, channel_close), AROUND(group_prepare, group_restore));
-static const struct countdown_subject group_gate_create =
-    SUBJECT(gate_create, MAKES(struct cox_gate, gate_created_destroy),
-            AROUND(control_prepare, control_restore));
-static const struct countdown_subject group_gate_attach =
-    SUBJECT(gate_attach, MAKES(struct cox_gate, gate_close), AROUND(group_prepare, group_restore));
 
 /* ---- what a rank that is started again gets ---- */
 
 static struct cox_fd_bundle own_inherit;
 static struct cox_gate *own_gate; /* that of the group's channel */
 
-CONSTRUCT(bundle_open, cox_fd_bundle_open(object, group_name(), &geometry, err))
+CONSTRUCT(bundle_open, cox_fd_bundle_open(object, countdown_group(), &geometry, err))
 DESTROY(bundle_close, cox_fd_bundle_close(object))
 CONSTRUCT(gate_renew, cox_gate_renew(own_gate, channel_id, 1, geometry.depth, object, err))
 
@@ -294,12 +215,10 @@ static void wakeups_close(void *object)
 
 static void renew_prepare(void)
 {
-    struct cox_error err = {0};
     group_prepare();
     own_gate = malloc(sizeof *own_gate);
     assert_non_null(own_gate);
-    if (cox_gate_attach_semaphores(own_gate, group_name(), channel_id, 1, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_gate_attach_semaphores(own_gate, countdown_group(), channel_id, 1, test_err()));
 }
 
 static void renew_restore(void)
@@ -311,14 +230,13 @@ static void renew_restore(void)
 
 static void bundle_prepare(void)
 {
-    struct cox_error err = {0};
     renew_prepare();
-    if (cox_fd_bundle_open(&own_inherit, group_name(), &geometry, &err) ||
+    assert_ok(
+        cox_fd_bundle_open(&own_inherit, countdown_group(), &geometry, test_err()) ||
         (channel_id != COX_CHANNEL_ERROR &&
          cox_gate_renew(own_gate, channel_id, 1, geometry.depth,
                         &own_inherit.fds[cox_fd_bundle_wakeup(channel_id, (enum cox_wakeup)0)],
-                        &err)))
-        fail_msg("%s", err.text);
+                        test_err())));
 }
 
 static void bundle_restore(void)
@@ -329,21 +247,6 @@ static void bundle_restore(void)
 
 CONSTRUCT(bundle_attach,
           cox_fd_bundle_attach(&own_inherit, object, &own_control, channel_id, 1, err))
-
-static const struct countdown_subject group_inherit_open =
-    SUBJECT(bundle_open, MAKES(struct cox_fd_bundle, bundle_close),
-            AROUND(group_prepare, group_restore), .in_place = true);
-static const struct countdown_subject group_gate_renew = {
-    .name = "gate_renew",
-    .size = COX_WAKEUP_COUNT * sizeof(int),
-    .construct = gate_renew,
-    .destroy = wakeups_close,
-    .prepare = renew_prepare,
-    .restore = renew_restore,
-};
-static const struct countdown_subject group_inherit_attach =
-    SUBJECT(bundle_attach, MAKES(struct cox_channel, channel_close),
-            AROUND(bundle_prepare, bundle_restore));
 
 /* ---- processes and threads ---- */
 
@@ -357,17 +260,6 @@ static void *thread_main(void *argument)
 
 CONSTRUCT(thread_start, cox_thread_start(object, thread_main, NULL))
 DESTROY(thread_join, pthread_join(*(pthread_t *)object, NULL))
-
-static const struct countdown_subject process_peer_open =
-    SUBJECT(peer_open, MAKES(struct cox_peer, peer_close), .wordless = true);
-static const struct countdown_subject process_thread_start = {
-    .name = "thread_start",
-    .size = sizeof(pthread_t),
-    .in_place = true, /* pthread_create may leave rubbish */
-    .construct = thread_start,
-    .destroy = thread_join,
-    .wordless = true,
-};
 
 /* ---- private memory of both sides ---- */
 
@@ -415,20 +307,6 @@ DESTROY(sequence_store_deinit, cox_sequence_store_deinit(object))
 CONSTRUCT(batch_builder_init, cox_batch_builder_init(object, 64))
 DESTROY(batch_builder_deinit, cox_batch_builder_deinit(object))
 
-static const struct countdown_subject memory_arena =
-    SUBJECT(arena_init, MAKES(struct cox_arena, arena_deinit), .in_place = true, .wordless = true);
-static const struct countdown_subject memory_unpack =
-    SUBJECT(request_unpack, MAKES(struct cox_arena, arena_deinit), .in_place = true,
-            .codes = too_large, .wordless = true);
-static const struct countdown_subject memory_table =
-    SUBJECT(table_new, MAKES(struct cox_table *, table_free), .wordless = true);
-static const struct countdown_subject memory_sequence_store =
-    SUBJECT(sequence_store_init, MAKES(struct cox_sequence_store, sequence_store_deinit),
-            .in_place = true, .wordless = true);
-static const struct countdown_subject memory_batch_builder =
-    SUBJECT(batch_builder_init, MAKES(struct cox_batch_builder, batch_builder_deinit),
-            .in_place = true, .wordless = true);
-
 /* ---- a worker of the group ---- */
 
 static const struct cox_worker_callbacks callbacks = COX_WORKER_CALLBACKS_INIT;
@@ -438,13 +316,13 @@ static struct cox_worker_options worker_options(void)
     struct cox_worker_options options = {
         .size = sizeof(struct cox_worker_options),
         .rank = 1,
-        .rank_count = RANK_COUNT,
+        .rank_count = COUNTDOWN_RANK_COUNT,
         .parent_pid = getpid(),
         .on_orphan = COX_ORPHAN_RETURN,
         .sequence_count_max = 64,
         .token_count_max = 1024,
     };
-    snprintf(options.prefix, sizeof options.prefix, "/%s", group_name());
+    snprintf(options.prefix, sizeof options.prefix, "/%s", countdown_group());
     return options;
 }
 
@@ -494,18 +372,18 @@ static int worker_start(void *object, struct cox_error *err)
 static void legacy_prepare(void)
 {
     char object[COX_OBJECT_NAME_SIZE];
-    geometry = geometry_make(true);
+    geometry = countdown_geometry(&cox_attach_legacy);
     group_create();
-    assert_int_equal(cox_region_unlink(cox_name_control(object, group_name())), 0);
+    assert_int_equal(cox_region_unlink(cox_name_control(object, countdown_group())), 0);
 }
 
 CONSTRUCT(legacy_shim_create,
-          cox_legacy_shim_create(object, group_name(), RANK_COUNT, getpid(), err))
+          cox_legacy_shim_create(object, countdown_group(), COUNTDOWN_RANK_COUNT, getpid(), err))
 
 /* The coordinator's half, over the channel of a legacy group. */
 static void legacy_group_prepare(void)
 {
-    geometry = geometry_make(true);
+    geometry = countdown_geometry(&cox_attach_legacy);
     group_create();
 }
 
@@ -521,110 +399,103 @@ static void legacy_bridge_deinit(void *object)
     (*tokens)->ops->free(*tokens);
 }
 
-static const struct countdown_subject coordinator_legacy_bridge =
-    SUBJECT(legacy_bridge_new, MAKES(struct cox_tokens *, legacy_bridge_deinit),
-            AROUND(legacy_group_prepare, group_restore));
-static const struct countdown_subject worker_attaches =
-    SUBJECT(worker_new, MAKES(struct cox_worker *, worker_free),
-            AROUND(group_prepare, group_restore), .costly = true);
-static const struct countdown_subject worker_attaches_legacy = NAMED_SUBJECT(
-    "worker_new of a legacy group", worker_new, MAKES(struct cox_worker *, worker_free),
-    AROUND(legacy_prepare, group_restore), .costly = true);
-static const struct countdown_subject worker_runs =
-    SUBJECT(worker_run, AROUND(served_prepare, served_restore));
-static const struct countdown_subject worker_starts =
-    SUBJECT(worker_start, AROUND(served_prepare, served_restore));
-static const struct countdown_subject worker_legacy_shim =
-    SUBJECT(legacy_shim_create, MAKES(struct cox_control, control_close),
-            AROUND(legacy_prepare, group_restore));
-
 /* ---- tests ---- */
 
-static const struct countdown_subject *const objects[] = {
-    &one_region_create,    &one_region_attach,    &one_region_absent, &one_region_taken,
-    &one_semaphore_create, &one_semaphore_attach, &process_peer_open, &process_thread_start,
-};
-static const struct countdown_subject *const names[] = {
-    &group_control_create, &group_control_over_dead, &group_control_over_live,
-    &group_control_attach, &group_control_sweep,
-};
-static const struct countdown_subject *const channels[] = {
-    &group_channel_create, &group_channel_attach, &group_gate_create,
-    &group_gate_attach,    &group_inherit_attach,
-};
-static const struct countdown_subject *const renewals[] = {&group_inherit_open, &group_gate_renew};
-static const struct countdown_subject *const memories[] = {
-    &memory_arena, &memory_unpack, &memory_table, &memory_sequence_store, &memory_batch_builder,
-};
-static const struct countdown_subject *const workers[] = {
-    &worker_attaches, &worker_attaches_legacy, &worker_runs,
-    &worker_starts,   &worker_legacy_shim,     &coordinator_legacy_bridge,
-};
+COUNTDOWN_TEST(b15_b19_no_object_leaks_when_any_call_fails, EACH_MODE,
+               SUBJECT(region_create, MAKES(struct cox_region, region_created_destroy),
+                       .lenient = true),
+               SUBJECT(region_attach, MAKES(struct cox_region, region_detach),
+                       AROUND(region_prepare, region_restore)),
+               NAMED_SUBJECT("region_attach to nothing", region_attach,
+                             .size = sizeof(struct cox_region), .expected = COX_NOT_FOUND),
+               NAMED_SUBJECT("region_create over another", region_create,
+                             AROUND(region_prepare, region_restore),
+                             .size = sizeof(struct cox_region), .expected = COX_TAKEN),
+               SUBJECT(semaphore_create, MAKES(struct cox_semaphore, semaphore_created_destroy)),
+               SUBJECT(semaphore_attach, MAKES(struct cox_semaphore, semaphore_detach),
+                       AROUND(semaphore_prepare, semaphore_restore)),
+               SUBJECT(peer_open, MAKES(struct cox_peer, peer_close), .wordless = true),
+               {
+                   .name = "thread_start",
+                   .size = sizeof(pthread_t),
+                   .in_place = true, /* pthread_create may leave rubbish */
+                   .construct = thread_start,
+                   .destroy = thread_join,
+                   .wordless = true,
+               })
 
-#define EACH(list, run)                                                                            \
-    for (size_t i = 0; i < sizeof list / sizeof *list; i++)                                        \
-    run(list[i])
+COUNTDOWN_TEST(b4_b19_b53_no_control_region_stays_when_any_call_fails, EACH_MODE,
+               SUBJECT(control_create, MAKES(struct cox_control, control_created_destroy),
+                       .lenient = true, .prepare = geometry_prepare),
+               NAMED_SUBJECT("control_create over leftovers", control_create,
+                             MAKES(struct cox_control, control_created_destroy),
+                             AROUND(leftovers_prepare, leftovers_restore), .lenient = true),
+               NAMED_SUBJECT("control_create over a live group", control_create,
+                             AROUND(group_prepare, group_restore), .lenient = true,
+                             .size = sizeof(struct cox_control), .expected = COX_TAKEN),
+               SUBJECT(control_attach, MAKES(struct cox_control, control_close),
+                       AROUND(group_prepare, group_restore)),
+               SUBJECT(control_sweep, MAKES(uint32_t, control_swept),
+                       AROUND(leftovers_prepare, leftovers_restore)))
 
-TEST(b15_no_object_leaks_when_any_call_fails)
+static void channels_try(void)
 {
-    EACH(objects, countdown_once);
+    COUNTDOWN(EACH_MODE,
+              SUBJECT(channel_create, MAKES(struct cox_channel, channel_created_destroy),
+                      AROUND(control_prepare, control_restore), .lenient = true),
+              SUBJECT(channel_attach, MAKES(struct cox_channel, channel_close),
+                      AROUND(group_prepare, group_restore)),
+              SUBJECT(gate_create, MAKES(struct cox_gate, gate_created_destroy),
+                      AROUND(control_prepare, control_restore)),
+              SUBJECT(gate_attach, MAKES(struct cox_gate, gate_close),
+                      AROUND(group_prepare, group_restore)),
+              SUBJECT(bundle_attach, MAKES(struct cox_channel, channel_close),
+                      AROUND(bundle_prepare, bundle_restore)));
 }
 
-TEST(b19_objects_report_the_first_of_many_failures)
+TEST(b4_b15_b19_no_channel_stays_when_any_call_fails)
 {
-    EACH(objects, countdown_sticky);
-}
-
-TEST(b4_no_control_region_stays_when_any_call_fails)
-{
-    EACH(names, countdown_once);
-}
-
-TEST(b19_b53_control_regions_and_sweeps_report_the_first_of_many_failures)
-{
-    EACH(names, countdown_sticky);
-}
-
-TEST(b4_b15_no_channel_stays_when_any_call_fails)
-{
-    channel_id = COX_CHANNEL_EXECUTE;
-    EACH(channels, countdown_once);
-    EACH(renewals, countdown_once);
     channel_id = COX_CHANNEL_ERROR;
-    EACH(channels, countdown_once);
+    channels_try();
+    channel_id = COX_CHANNEL_EXECUTE;
+    channels_try();
+    COUNTDOWN(EACH_MODE,
+              SUBJECT(bundle_open, MAKES(struct cox_fd_bundle, bundle_close),
+                      AROUND(group_prepare, group_restore), .in_place = true),
+              {
+                  .name = "gate_renew",
+                  .size = COX_WAKEUP_COUNT * sizeof(int),
+                  .construct = gate_renew,
+                  .destroy = wakeups_close,
+                  .prepare = renew_prepare,
+                  .restore = renew_restore,
+              });
 }
 
-TEST(b19_channels_report_the_first_of_many_failures)
+COUNTDOWN_TEST(private_memory_is_given_back_when_any_of_it_is_refused, FAIL_ONE | FAIL_REST,
+               SUBJECT(arena_init, MAKES(struct cox_arena, arena_deinit), .in_place = true,
+                       .wordless = true),
+               SUBJECT(request_unpack, MAKES(struct cox_arena, arena_deinit), .in_place = true,
+                       .codes = too_large, .wordless = true),
+               SUBJECT(table_new, MAKES(struct cox_table *, table_free), .wordless = true),
+               SUBJECT(sequence_store_init, MAKES(struct cox_sequence_store, sequence_store_deinit),
+                       .in_place = true, .wordless = true),
+               SUBJECT(batch_builder_init, MAKES(struct cox_batch_builder, batch_builder_deinit),
+                       .in_place = true, .wordless = true))
+
+TEST(b15_b19_no_worker_leaks_when_any_call_fails)
 {
     channel_id = COX_CHANNEL_EXECUTE;
-    EACH(channels, countdown_sticky);
-    EACH(renewals, countdown_sticky);
-    channel_id = COX_CHANNEL_ERROR;
-    EACH(channels, countdown_sticky);
-}
-
-TEST(private_memory_is_given_back_when_any_of_it_is_refused)
-{
-    EACH(memories, countdown_once);
-    EACH(memories, countdown_sticky);
-}
-
-TEST(b15_no_worker_leaks_when_any_call_fails)
-{
-    EACH(workers, countdown_once);
-}
-
-TEST(b19_workers_report_the_first_of_many_failures)
-{
-    EACH(workers, countdown_sticky);
-}
-
-TEST(an_interruption_never_leaves_its_wrapper)
-{
-    channel_id = COX_CHANNEL_EXECUTE;
-    EACH(objects, countdown_interrupted);
-    EACH(names, countdown_interrupted);
-    EACH(channels, countdown_interrupted);
-    EACH(renewals, countdown_interrupted);
-    EACH(workers, countdown_interrupted);
+    COUNTDOWN(EACH_MODE,
+              SUBJECT(worker_new, MAKES(struct cox_worker *, worker_free),
+                      AROUND(group_prepare, group_restore), .costly = true),
+              NAMED_SUBJECT("worker_new of a legacy group", worker_new,
+                            MAKES(struct cox_worker *, worker_free),
+                            AROUND(legacy_prepare, group_restore), .costly = true),
+              SUBJECT(worker_run, AROUND(served_prepare, served_restore)),
+              SUBJECT(worker_start, AROUND(served_prepare, served_restore)),
+              SUBJECT(legacy_shim_create, MAKES(struct cox_control, control_close),
+                      AROUND(legacy_prepare, group_restore)),
+              SUBJECT(legacy_bridge_new, MAKES(struct cox_tokens *, legacy_bridge_deinit),
+                      AROUND(legacy_group_prepare, group_restore)));
 }

@@ -1,24 +1,12 @@
 /* A control socket, a connection at one, and fds left there, with each of their calls failing in
  * turn.
  */
-#include "channel/base/idioms.h"
 #include "channel/handle/fd_store.h"
 #include "channel/handle/handle_internal.h"
 #include "channel/socket/control_socket.h"
 #include "channel/socket/socket.h"
 #include "countdown.h"
 #include "testing.h"
-
-#include <dirent.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 static char runtime_dir[64];
 static char path[100]; /* of the helper's control socket */
@@ -131,20 +119,6 @@ static void without_listener(void)
 CONSTRUCT(name_connect,
           cox_socket_connect(named, cox_deadline_after_ms(TEST_PATIENCE_MS), object, err))
 DESTROY(connection_close, close(*(int *)object))
-
-static const struct countdown_subject sockets[] = {
-    SUBJECT(name_listen, MAKES(int, name_drop), AROUND(with_runtime_dir, nothing_left)),
-    SUBJECT(name_connect, MAKES(int, connection_close), AROUND(with_listener, without_listener)),
-    SUBJECT(socket_open, MAKES(struct cox_control_socket *, socket_close),
-            AROUND(without_runtime_dir, nothing_left), .lenient = true),
-    NAMED_SUBJECT("socket_open, mode", socket_open,
-                  MAKES(struct cox_control_socket *, socket_close),
-                  AROUND(with_closed_runtime_dir, nothing_left), .lenient = true),
-    NAMED_SUBJECT("socket_open, sweep", socket_open,
-                  MAKES(struct cox_control_socket *, socket_close),
-                  AROUND(with_dead_socket, dead_socket_away), .lenient = true),
-    SUBJECT(socket_sweep, AROUND(with_dead_socket, dead_socket_away), .size = sizeof(uint32_t)),
-};
 
 /* ---- connections, at a control socket of another process ---- */
 
@@ -321,21 +295,6 @@ static void pair_close(void *object)
     close(((int *)object)[1]);
 }
 
-static const struct countdown_subject connections[] = {
-    SUBJECT(connection, MAKES(struct cox_control_connection, connect_end)),
-    NAMED_SUBJECT("fd store", exchange, MAKES(int, exchange_end)),
-    NAMED_SUBJECT("exporter_new with a control socket", exporter_new,
-                  MAKES(struct cox_exporter *, exporter_free)),
-    {.name = "exporter_export at the control socket",
-     .size = sizeof(struct export),
-     .lenient = true, /* the number that is its turn may be too high */
-     .construct = export_once,
-     .destroy = export_end},
-    SUBJECT(open_denied, MAKES(int, fd_end), AROUND(exporter_prepare_other, exporter_restore)),
-    SUBJECT(open_by_proc, MAKES(int, exchange_end), AROUND(exporter_prepare, exporter_restore)),
-    SUBJECT(pair, MAKES(int[2], pair_close), .wordless = true),
-};
-
 static int connections_begin(void **state)
 {
     char byte;
@@ -356,42 +315,36 @@ static int connections_end(void **state)
     return test_helper_wait(&helper);
 }
 
-#define CONNECTION_TEST(name) TEST_WITH(name, connections_begin, connections_end)
+COUNTDOWN_TEST(b4_b15_b19_b47_no_socket_stays_when_any_call_fails, EACH_MODE,
+               SUBJECT(name_listen, MAKES(int, name_drop), AROUND(with_runtime_dir, nothing_left)),
+               SUBJECT(name_connect, MAKES(int, connection_close),
+                       AROUND(with_listener, without_listener)),
+               SUBJECT(socket_open, MAKES(struct cox_control_socket *, socket_close),
+                       AROUND(without_runtime_dir, nothing_left), .lenient = true),
+               NAMED_SUBJECT("socket_open, mode", socket_open,
+                             MAKES(struct cox_control_socket *, socket_close),
+                             AROUND(with_closed_runtime_dir, nothing_left), .lenient = true),
+               NAMED_SUBJECT("socket_open, sweep", socket_open,
+                             MAKES(struct cox_control_socket *, socket_close),
+                             AROUND(with_dead_socket, dead_socket_away), .lenient = true),
+               SUBJECT(socket_sweep, AROUND(with_dead_socket, dead_socket_away),
+                       .size = sizeof(uint32_t)))
 
-#define EACH(subjects, how)                                                                        \
-    do {                                                                                           \
-        for (size_t i = 0; i < sizeof(subjects) / sizeof((subjects)[0]); i++)                      \
-            how(&(subjects)[i]);                                                                   \
-    } while (0)
-
-TEST(b4_b15_no_socket_stays_when_any_call_fails)
+TEST_WITH(b15_b19_b47_no_connection_leaks_when_any_call_fails, connections_begin, connections_end)
 {
-    EACH(sockets, countdown_once);
-}
-
-TEST(b19_sockets_report_the_first_of_many_failures)
-{
-    EACH(sockets, countdown_sticky);
-}
-
-CONNECTION_TEST(b15_no_connection_leaks_when_any_call_fails)
-{
-    EACH(connections, countdown_once);
-}
-
-CONNECTION_TEST(b19_connections_report_the_first_of_many_failures)
-{
-    EACH(connections, countdown_sticky);
-}
-
-CONNECTION_TEST(b47_an_interruption_never_leaves_its_wrapper)
-{
-    EACH(connections, countdown_interrupted);
-}
-
-TEST(b47_an_interruption_at_a_socket_neither)
-{
-    EACH(sockets, countdown_interrupted);
+    COUNTDOWN(
+        EACH_MODE, SUBJECT(connection, MAKES(struct cox_control_connection, connect_end)),
+        NAMED_SUBJECT("fd store", exchange, MAKES(int, exchange_end)),
+        NAMED_SUBJECT("exporter_new with a control socket", exporter_new,
+                      MAKES(struct cox_exporter *, exporter_free)),
+        {.name = "exporter_export at the control socket",
+         .size = sizeof(struct export),
+         .lenient = true, /* the number that is its turn may be too high */
+         .construct = export_once,
+         .destroy = export_end},
+        SUBJECT(open_denied, MAKES(int, fd_end), AROUND(exporter_prepare_other, exporter_restore)),
+        SUBJECT(open_by_proc, MAKES(int, exchange_end), AROUND(exporter_prepare, exporter_restore)),
+        SUBJECT(pair, MAKES(int[2], pair_close), .wordless = true));
 }
 
 int main(int argc, char **argv)

@@ -1,6 +1,5 @@
 /* Both ends of a control connection, and the engine loop of all clients, with each of their calls
  * failing in turn. */
-#include "channel/base/idioms.h"
 #include "channel/socket/control_socket.h"
 #include "coordinator/server/control_server.h"
 #include "engine/batching/prompt_queue.h"
@@ -8,13 +7,6 @@
 #include "proto/control.pb-c.h"
 #include "countdown.h"
 #include "testing.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/eventfd.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 static char runtime[64];
 
@@ -42,14 +34,6 @@ static int wake_fd = -1;
 
 CONSTRUCT(client_new, cox_prompt_queue_client_new(queue, wake_fd, object))
 DESTROY(client_free, cox_prompt_queue_client_free(*(struct cox_prompt_queue_client **)object))
-
-static const struct countdown_subject ends[] = {
-    SUBJECT(service_new, MAKES(struct cox_control_server *, service_free)),
-    SUBJECT(prompt_queue_start, MAKES(struct cox_prompt_queue *, prompt_queue_free)),
-};
-
-static const struct countdown_subject one_client =
-    SUBJECT(client_new, MAKES(struct cox_prompt_queue_client *, client_free), .wordless = true);
 
 /* ---- the client's end, at a group of another process ---- */
 
@@ -107,13 +91,6 @@ CONSTRUCT(ask_only, asked(NULL, object, err))
 /* What an arena without memory comes to. */
 static const int too_large[] = {COX_TOO_LARGE, 0};
 
-static const struct countdown_subject questions[] = {
-    NAMED_SUBJECT("client_open, ask", ask_named, .size = sizeof(int), .codes = too_large,
-                  .word = "too large"),
-    NAMED_SUBJECT("client_open of the only group", ask_only, .size = sizeof(int),
-                  .codes = too_large, .word = "too large"),
-};
-
 static int questions_begin(void **state)
 {
     char byte;
@@ -133,24 +110,17 @@ static int questions_end(void **state)
     return test_helper_wait(&helper);
 }
 
-#define EACH(subjects, how)                                                                        \
-    do {                                                                                           \
-        for (size_t i = 0; i < sizeof(subjects) / sizeof((subjects)[0]); i++)                      \
-            how(&(subjects)[i]);                                                                   \
-    } while (0)
-
-TEST(b15_b19_a_service_is_made_whole_or_not_at_all)
-{
-    EACH(ends, countdown_once);
-    EACH(ends, countdown_sticky);
-}
+COUNTDOWN_TEST(b15_b19_a_service_is_made_whole_or_not_at_all, FAIL_ONE | FAIL_REST,
+               SUBJECT(service_new, MAKES(struct cox_control_server *, service_free)),
+               SUBJECT(prompt_queue_start, MAKES(struct cox_prompt_queue *, prompt_queue_free)))
 
 TEST(b15_a_client_that_finds_no_memory_leaves_none)
 {
     wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    assert_int_equal(prompt_queue_start(&queue, NULL), 0);
-    countdown_once(&one_client);
-    countdown_sticky(&one_client);
+    assert_ok(prompt_queue_start(&queue, test_err()));
+    COUNTDOWN(FAIL_ONE | FAIL_REST,
+              SUBJECT(client_new, MAKES(struct cox_prompt_queue_client *, client_free),
+                      .wordless = true));
     queue = cox_prompt_queue_free(queue);
     cox_close_fd(&wake_fd);
 }
@@ -158,9 +128,11 @@ TEST(b15_a_client_that_finds_no_memory_leaves_none)
 TEST_WITH(b15_b19_b47_a_query_leaks_nothing_and_reports_the_first_failure, questions_begin,
           questions_end)
 {
-    EACH(questions, countdown_once);
-    EACH(questions, countdown_sticky);
-    EACH(questions, countdown_interrupted);
+    COUNTDOWN(EACH_MODE,
+              NAMED_SUBJECT("client_open, ask", ask_named, .size = sizeof(int), .codes = too_large,
+                            .word = "too large"),
+              NAMED_SUBJECT("client_open of the only group", ask_only, .size = sizeof(int),
+                            .codes = too_large, .word = "too large"));
 }
 
 int main(int argc, char **argv)

@@ -1,6 +1,5 @@
 /* Domains: the table, memory of host and bounce, and CUDA memory with a fake driver, with each of
  * their calls failing in turn. */
-#include "channel/base/idioms.h"
 #include "memory/domain/domain_table.h"
 #include "countdown.h"
 #include "testing.h"
@@ -73,54 +72,24 @@ CONSTRUCT(copy_in_bounce, cox_domain_copy(bounce, 0, sparse_bounce, 0, SIZE, err
 CONSTRUCT(create_cuda, create(cuda_id, false, object, err))
 CONSTRUCT(attach_cuda, attach(cuda_id, cuda->fd, true, object, err))
 
-#define MEMORY(function)                                                                           \
-    {                                                                                              \
-        .name = #function, .size = sizeof(struct cox_domain_memory *), .construct = function,      \
-        .destroy = destroy                                                                         \
-    }
-
+#define MEMORY(function) SUBJECT(function, MAKES(struct cox_domain_memory *, destroy))
 /* Reading the free space of /dev/shm is optional. */
 #define HOST_MEMORY(function)                                                                      \
+    SUBJECT(function, MAKES(struct cox_domain_memory *, destroy), .lenient = true)
+#define ACT(function)                                                                              \
     {                                                                                              \
-        .name = #function, .size = sizeof(struct cox_domain_memory *), .construct = function,      \
-        .destroy = destroy, .lenient = true                                                        \
+        .name = #function, .construct = function                                                   \
     }
 
-static const struct countdown_subject subjects[] = {
-    SUBJECT(table_new, MAKES(struct cox_domains *, table_free), .wordless = true),
-    SUBJECT(add_cuda, AROUND(without_prepare, without_restore)),
-    HOST_MEMORY(create_host),
-    HOST_MEMORY(create_host_on_demand),
-    MEMORY(attach_host),
-    MEMORY(attach_host_to_read),
-    {.name = "commit_host", .construct = commit_host},
-    MEMORY(create_bounce),
-    MEMORY(create_bounce_on_demand),
-    MEMORY(attach_bounce),
-    {.name = "commit_bounce", .construct = commit_bounce},
-    {.name = "copy_to_bounce", .construct = copy_to_bounce},
-    {.name = "copy_from_bounce", .construct = copy_from_bounce},
-    {.name = "copy_in_bounce", .construct = copy_in_bounce},
-    MEMORY(create_cuda),
-    MEMORY(attach_cuda),
-};
-
-PLAIN_TEST(b15_b29_any_call_may_fail_once)
+PLAIN_TEST(b15_b19_b29_b47_any_call_may_fail)
 {
-    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
-        countdown_once(&subjects[i]);
-}
-
-PLAIN_TEST(b19_the_first_of_many_failures_is_reported)
-{
-    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
-        countdown_sticky(&subjects[i]);
-}
-
-PLAIN_TEST(b47_interruptions_stay_inside)
-{
-    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
-        countdown_interrupted(&subjects[i]);
+    COUNTDOWN(EACH_MODE,
+              SUBJECT(table_new, MAKES(struct cox_domains *, table_free), .wordless = true),
+              SUBJECT(add_cuda, AROUND(without_prepare, without_restore)), HOST_MEMORY(create_host),
+              HOST_MEMORY(create_host_on_demand), MEMORY(attach_host), MEMORY(attach_host_to_read),
+              ACT(commit_host), MEMORY(create_bounce), MEMORY(create_bounce_on_demand),
+              MEMORY(attach_bounce), ACT(commit_bounce), ACT(copy_to_bounce), ACT(copy_from_bounce),
+              ACT(copy_in_bounce), MEMORY(create_cuda), MEMORY(attach_cuda));
 }
 
 int main(int argc, char **argv)

@@ -3,11 +3,6 @@
 #include "countdown.h"
 #include "testing.h"
 
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include "engine/rank/engine.h"
 #include "engine/rank/tensor_gather.h"
 #include "engine/rank/links.h"
@@ -27,7 +22,6 @@ static void group_make(void)
     struct cox_group_options options = {.size = sizeof(struct cox_group_options),
                                         .rank_count = 1,
                                         .deadline_ns = COX_DEADLINE_NEVER};
-    struct cox_error err = {0};
 
     group_fd = memfd_create("countdown", MFD_CLOEXEC);
     assert_true(group_fd >= 0);
@@ -35,8 +29,7 @@ static void group_make(void)
     assert_int_equal(ftruncate(group_fd, (off_t)cox_group_memory_size(1, COX_GROUP_VALUE_SIZE_MIN)),
                      0);
     options.fd = group_fd;
-    if (cox_group_join(&options, &group, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_group_join(&options, &group, test_err()));
 }
 
 static void group_drop(void)
@@ -72,43 +65,21 @@ static int transfer_new(void *object, struct cox_error *err)
 
 DESTROY(transfer_free, cox_transfer_free(*(struct cox_transfer **)object))
 
-static const struct countdown_subject transfers[] = {
-    SUBJECT(links_new, MAKES(struct cox_links *, links_free), .wordless = true),
-    SUBJECT(pulls_new, MAKES(struct cox_pulls *, pulls_free), .wordless = true),
-    SUBJECT(transfer_new, MAKES(struct cox_transfer *, transfer_free), .wordless = true),
-};
-static const struct countdown_subject exchange = {
-    .name = "exchange_new",
-    .size = sizeof(struct cox_tensor_gather *),
-    .construct = exchange_new,
-    .destroy = exchange_free,
-    .prepare = group_make,
-    .restore = group_drop,
-    .codes = codes,
-    .word = "is none", /* the group, of an fd that it could not look at */
-    .lenient = true,
-    .costly = true,
-};
-static const struct countdown_subject engine =
-    SUBJECT(engine_new, MAKES(struct cox_engine *, engine_free), .wordless = true);
-
-TEST(b15_b19_an_exchange_is_made_whole_or_not_at_all)
-{
-    countdown_once(&exchange);
-    countdown_sticky(&exchange);
-    countdown_interrupted(&exchange);
-}
-
-TEST(b15_b19_an_engine_is_made_whole_or_not_at_all)
-{
-    countdown_once(&engine);
-    countdown_sticky(&engine);
-}
-
-TEST(b15_b19_links_and_pulls_are_made_whole_or_not_at_all)
-{
-    for (size_t i = 0; i < sizeof transfers / sizeof transfers[0]; i++) {
-        countdown_once(&transfers[i]);
-        countdown_sticky(&transfers[i]);
-    }
-}
+COUNTDOWN_TEST(b15_b19_an_exchange_is_made_whole_or_not_at_all, EACH_MODE,
+               {
+                   .name = "exchange_new",
+                   .size = sizeof(struct cox_tensor_gather *),
+                   .construct = exchange_new,
+                   .destroy = exchange_free,
+                   .prepare = group_make,
+                   .restore = group_drop,
+                   .codes = codes,
+                   .word = "is none", /* the group, of an fd that it could not look at */
+                   .lenient = true,
+                   .costly = true,
+               })
+COUNTDOWN_TEST(b15_b19_an_engine_is_made_whole_or_not_at_all, FAIL_ONE | FAIL_REST,
+               SUBJECT(engine_new, MAKES(struct cox_engine *, engine_free), .wordless = true),
+               SUBJECT(links_new, MAKES(struct cox_links *, links_free), .wordless = true),
+               SUBJECT(pulls_new, MAKES(struct cox_pulls *, pulls_free), .wordless = true),
+               SUBJECT(transfer_new, MAKES(struct cox_transfer *, transfer_free), .wordless = true))

@@ -1,6 +1,5 @@
 /* What is read from files or made of memory alone: models, tokenizers, prompts, the engine loop's
  * parts; with each of their calls failing in turn. */
-#include "channel/base/idioms.h"
 #include "engine/batching/batcher.h"
 #include "engine/batching/message.h"
 #include "engine/compute/model.h"
@@ -16,10 +15,6 @@
 #include "countdown.h"
 #include "testing.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <jansson.h>
 
 #define MODEL COX_TEST_SOURCE_DIR "/models/sums"
@@ -54,19 +49,6 @@ static const char *checkpoint_folder;
 
 CONSTRUCT(checkpoint_new, cox_checkpoint_new(checkpoint_folder, object, err))
 DESTROY(checkpoint_free, cox_checkpoint_freep(object))
-
-static const struct countdown_subject read_file =
-    SUBJECT(file_open, MAKES(struct opened, file_close));
-static const struct countdown_subject read_json =
-    SUBJECT(json_make, MAKES(json_t *, json_drop), .word = NOT_JSON);
-static const struct countdown_subject read_config =
-    SUBJECT(config_load, .own_only = true, .size = sizeof(struct cox_model_config));
-static const struct countdown_subject read_safetensors =
-    SUBJECT(safetensors_new, MAKES(struct cox_safetensors *, safetensors_free), .costly = true,
-            .word = NOT_JSON);
-static const struct countdown_subject read_checkpoint =
-    SUBJECT(checkpoint_new, MAKES(struct cox_checkpoint *, checkpoint_free), .costly = true,
-            .own_only = true);
 
 /* A folder with an index of one shard. */
 static char sharded[64];
@@ -108,14 +90,11 @@ static float *weights;
 
 static void weights_prepare(void)
 {
-    struct cox_error err = {0};
-    if (cox_model_config_load(MODEL "/config.json", &config, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_model_config_load(MODEL "/config.json", &config, test_err()));
     const struct cox_weights_layout layout = cox_weights_layout(&config);
     weights = aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_weights_size(&layout));
     assert_non_null(weights);
-    if (cox_weights_fill(&config, MODEL, weights, NULL, NULL, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_weights_fill(&config, MODEL, weights, NULL, NULL, test_err()));
 }
 
 static void weights_restore(void)
@@ -172,22 +151,6 @@ static int adapter_load(void *object, struct cox_error *err)
 }
 
 DESTROY(adapter_free, cox_adapter_freep(object))
-
-static const struct countdown_subject model_adapter = SUBJECT(
-    adapter_load, MAKES(struct cox_adapter *, adapter_free), .word = NOT_JSON, .codes = no_space);
-static const struct countdown_subject model_whole =
-    SUBJECT(model_load, MAKES(struct cox_model *, model_free), .own_only = true, .codes = no_space,
-            .costly = true);
-static const struct countdown_subject model_weights =
-    SUBJECT(weights_fill, .own_only = true, .costly = true);
-static const struct countdown_subject model_forward =
-    SUBJECT(forward_new, MAKES(struct cox_forward *, forward_free), .codes = no_space);
-static const struct countdown_subject model_sampler =
-    SUBJECT(sampler_new, MAKES(struct cox_sampler *, sampler_free), .codes = no_space);
-static const struct countdown_subject model_cache =
-    SUBJECT(cache_new, MAKES(struct cox_cache *, cache_free), .codes = no_space, .lenient = true);
-static const struct countdown_subject model_own_cache = SUBJECT(
-    model_cache_new, MAKES(struct cox_cache *, cache_free), .codes = no_space, .lenient = true);
 
 /* ---- texts ---- */
 
@@ -270,22 +233,6 @@ static int prompts_read(void *object, struct cox_error *err)
 
 DESTROY(prompts_free, cox_prompts_deinit(object))
 
-static const struct countdown_subject text_tokenizer =
-    SUBJECT(tokenizer_load, MAKES(struct cox_tokenizer *, tokenizer_free), .word = NOT_JSON);
-static const struct countdown_subject text_eos =
-    SUBJECT(eos_load, .own_only = true, .size = sizeof(struct eos));
-static const struct countdown_subject text_vocab_size =
-    SUBJECT(vocab_size_load, .own_only = true, .size = sizeof(uint32_t));
-static const struct countdown_subject text_positions =
-    SUBJECT(positions_load, .own_only = true, .size = sizeof(uint32_t));
-static const struct countdown_subject text_digest =
-    SUBJECT(text_digest_load, .size = sizeof(uint64_t));
-static const struct countdown_subject text_both_ways = NAMED_SUBJECT(
-    "tokenizer_encode and decode", text_there_and_back, MAKES(struct encoded, encoded_free));
-static const struct countdown_subject text_prompts =
-    NAMED_SUBJECT("prompts_load and encode", prompts_read, MAKES(struct cox_prompts, prompts_free),
-                  .in_place = true);
-
 /* ---- look-ups of the command line ---- */
 
 static int worker_find(void *object, struct cox_error *err)
@@ -302,15 +249,6 @@ static int model_find(void *object, struct cox_error *err)
     options.model = MODEL;
     return cox_model_find(&options, object, err);
 }
-
-static const struct countdown_subject find_worker = {
-    .name = "worker_find",
-    .size = sizeof(const char *),
-    .construct = worker_find,
-    .lenient = true, /* a program that cannot be looked at is searched in PATH */
-};
-static const struct countdown_subject find_model =
-    SUBJECT(model_find, .size = sizeof(const char *));
 
 /* ---- the engine loop's parts ---- */
 
@@ -350,93 +288,102 @@ static bool message_nested;
 CONSTRUCT(message_new, cox_step_message_new(8, message_nested, object))
 DESTROY(message_free, cox_step_message_free(*(struct cox_step_message **)object))
 
-static const struct countdown_subject plan_blocks = SUBJECT(
-    blocks_init, MAKES(struct cox_blocks, blocks_deinit), .in_place = true, .wordless = true);
-static const struct countdown_subject plan_whole =
-    NAMED_SUBJECT("plan_new and add", plan_new, MAKES(struct cox_batcher *, plan_free));
-static const struct countdown_subject plan_message =
-    SUBJECT(message_new, MAKES(struct cox_step_message *, message_free), .wordless = true);
-
 /* ---- adapters ---- */
 
 CONSTRUCT(uses_new, cox_adapter_references_new(object))
 DESTROY(uses_free, cox_adapter_references_free(*(struct cox_adapter_references **)object))
 
-static const struct countdown_subject lora_names =
-    SUBJECT(uses_new, MAKES(struct cox_adapter_references *, uses_free), .wordless = true);
-
 /* ---- tests ---- */
 
-static void thrice(const struct countdown_subject *subject)
+static void checkpoint_try(const char *folder)
 {
-    countdown_once(subject);
-    countdown_sticky(subject);
-    countdown_interrupted(subject);
+    checkpoint_folder = folder;
+    COUNTDOWN(EACH_MODE, SUBJECT(checkpoint_new, MAKES(struct cox_checkpoint *, checkpoint_free),
+                                 .costly = true, .own_only = true));
 }
 
 TEST(b15_b19_files_are_closed_and_their_first_failure_is_reported)
 {
-    thrice(&read_file);
-    thrice(&read_json);
-    thrice(&read_config);
-    thrice(&read_safetensors);
-    checkpoint_folder = MODEL;
-    thrice(&read_checkpoint);
+    COUNTDOWN(EACH_MODE, SUBJECT(file_open, MAKES(struct opened, file_close)),
+              SUBJECT(json_make, MAKES(json_t *, json_drop), .word = NOT_JSON),
+              SUBJECT(config_load, .own_only = true, .size = sizeof(struct cox_model_config)),
+              SUBJECT(safetensors_new, MAKES(struct cox_safetensors *, safetensors_free),
+                      .costly = true, .word = NOT_JSON));
+    checkpoint_try(MODEL);
     sharded_make();
-    checkpoint_folder = sharded;
-    thrice(&read_checkpoint);
+    checkpoint_try(sharded);
     sharded_remove();
 }
 
 TEST(b15_b19_a_model_is_loaded_whole_or_not_at_all)
 {
-    thrice(&model_whole);
-    weights_prepare();
-    thrice(&model_weights);
-    thrice(&model_forward);
-    weights_restore();
-    thrice(&model_sampler);
-    thrice(&model_cache);
     const struct fixture_adapter kind = {.rank = 3};
+    weights_prepare();
     fixture_directory_create(adapter_folder);
     fixture_write_adapter(adapter_folder, &adapter_model, &kind);
-    thrice(&model_adapter);
+    COUNTDOWN(EACH_MODE,
+              SUBJECT(model_load, MAKES(struct cox_model *, model_free), .own_only = true,
+                      .codes = no_space, .costly = true),
+              SUBJECT(weights_fill, .own_only = true, .costly = true),
+              SUBJECT(forward_new, MAKES(struct cox_forward *, forward_free), .codes = no_space),
+              SUBJECT(sampler_new, MAKES(struct cox_sampler *, sampler_free), .codes = no_space),
+              SUBJECT(cache_new, MAKES(struct cox_cache *, cache_free), .codes = no_space,
+                      .lenient = true),
+              SUBJECT(adapter_load, MAKES(struct cox_adapter *, adapter_free), .word = NOT_JSON,
+                      .codes = no_space));
     fixture_directory_remove(adapter_folder);
-    assert_int_equal(model_load(&own_model, NULL), 0);
-    thrice(&model_own_cache);
+    weights_restore();
+    assert_ok(model_load(&own_model, test_err()));
+    COUNTDOWN(EACH_MODE, SUBJECT(model_cache_new, MAKES(struct cox_cache *, cache_free),
+                                 .codes = no_space, .lenient = true));
     own_model = cox_model_free(own_model);
 }
 
 TEST(b15_b19_texts_are_read_whole_or_not_at_all)
 {
-    thrice(&text_tokenizer);
-    thrice(&text_eos);
-    thrice(&text_positions);
-    thrice(&text_digest);
-    thrice(&text_vocab_size);
-    assert_int_equal(tokenizer_load(&own_tokenizer, NULL), 0);
-    thrice(&text_both_ways);
+    assert_ok(tokenizer_load(&own_tokenizer, test_err()));
     prompts_file_make();
-    thrice(&text_prompts);
+    COUNTDOWN(
+        EACH_MODE,
+        SUBJECT(tokenizer_load, MAKES(struct cox_tokenizer *, tokenizer_free), .word = NOT_JSON),
+        SUBJECT(eos_load, .own_only = true, .size = sizeof(struct eos)),
+        SUBJECT(positions_load, .own_only = true, .size = sizeof(uint32_t)),
+        SUBJECT(text_digest_load, .size = sizeof(uint64_t)),
+        SUBJECT(vocab_size_load, .own_only = true, .size = sizeof(uint32_t)),
+        NAMED_SUBJECT("tokenizer_encode and decode", text_there_and_back,
+                      MAKES(struct encoded, encoded_free)),
+        NAMED_SUBJECT("prompts_load and encode", prompts_read,
+                      MAKES(struct cox_prompts, prompts_free), .in_place = true));
     unlink(prompts_path);
     own_tokenizer = cox_tokenizer_free(own_tokenizer);
 }
 
-TEST(b19_look_ups_report_the_first_failure)
+COUNTDOWN_TEST(b19_look_ups_report_the_first_failure, EACH_MODE,
+               {
+                   .name = "worker_find",
+                   .size = sizeof(const char *),
+                   .construct = worker_find,
+                   .lenient = true, /* a program that cannot be looked at is searched in PATH */
+               },
+               SUBJECT(model_find, .size = sizeof(const char *)))
+
+static void message_try(bool nested)
 {
-    thrice(&find_worker);
-    thrice(&find_model);
+    message_nested = nested;
+    COUNTDOWN(EACH_MODE, SUBJECT(message_new, MAKES(struct cox_step_message *, message_free),
+                                 .wordless = true));
 }
 
 TEST(b19_a_plan_is_made_whole_or_not_at_all)
 {
-    thrice(&lora_names);
-    thrice(&plan_blocks);
-    thrice(&plan_whole);
-    message_nested = false;
-    thrice(&plan_message);
-    message_nested = true;
-    thrice(&plan_message);
+    COUNTDOWN(
+        EACH_MODE,
+        SUBJECT(uses_new, MAKES(struct cox_adapter_references *, uses_free), .wordless = true),
+        SUBJECT(blocks_init, MAKES(struct cox_blocks, blocks_deinit), .in_place = true,
+                .wordless = true),
+        NAMED_SUBJECT("plan_new and add", plan_new, MAKES(struct cox_batcher *, plan_free)));
+    message_try(false);
+    message_try(true);
 }
 
 int main(void)

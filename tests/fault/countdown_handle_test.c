@@ -1,19 +1,10 @@
 /* By-value handles: exporter, importer, exporting and opening, with each of their calls failing in
  * turn. The exporter is a process of its own where the handle is another's. */
-#include "channel/base/idioms.h"
 #include "channel/handle/handle_internal.h"
 #include "countdown.h"
 #include "testing.h"
 
 #include <coxswain/handle.h>
-
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define OBJECT_SIZE 8192
 
@@ -92,55 +83,39 @@ CONSTRUCT(import_foreign, cox_importer_open(importer, &foreign, COX_IMPORT_READ,
 CONSTRUCT(import_own, cox_importer_open(importer, &own, COX_IMPORT_WRITE, object, err))
 DESTROY(import_close, cox_importer_close(importer, *(const struct cox_import **)object))
 
-static const struct countdown_subject subjects[] = {
-    SUBJECT(self_load, .size = sizeof(struct cox_handle_self)),
-    SUBJECT(exporter_new, MAKES(struct cox_exporter *, exporter_free)),
-    SUBJECT(importer_new, MAKES(struct cox_importer *, importer_free)),
-    {.name = "exporter_export",
-     .size = sizeof(struct cox_handle),
-     .lenient = true, /* the number that is its turn may be too high */
-     .construct = export,
-     .destroy = put,
-     .prepare = exporter_prepare,
-     .restore = exporter_restore},
-    NAMED_SUBJECT("handle_open of another process", open_foreign, MAKES(int, fd_close)),
-    NAMED_SUBJECT("handle_open of this process", open_own, MAKES(int, fd_close),
-                  AROUND(exporter_prepare, exporter_restore)),
-    NAMED_SUBJECT("importer_open of another process", import_foreign,
-                  MAKES(struct cox_import *, import_close),
-                  AROUND(importer_prepare, importer_restore)),
-    NAMED_SUBJECT("importer_open of an exporter that is known", import_foreign,
-                  MAKES(struct cox_import *, import_close),
-                  AROUND(importer_prepare_known, importer_restore)),
-    NAMED_SUBJECT("importer_open of this process", import_own,
-                  MAKES(struct cox_import *, import_close),
-                  AROUND(importer_prepare, importer_restore)),
-    /* Last: it makes one call, after which nothing follows. */
-    {.name = "importer_open of what is open",
-     .size = sizeof(struct cox_import *),
-     .lenient = true, /* an exporter whose liveness cannot be checked counts as alive */
-     .construct = import_foreign,
-     .destroy = import_close,
-     .prepare = importer_prepare_open,
-     .restore = importer_restore},
-};
-
-PLAIN_TEST(b15_b29_any_call_may_fail_once)
+PLAIN_TEST(b15_b19_b29_b47_any_call_may_fail)
 {
-    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
-        countdown_once(&subjects[i]);
-}
-
-PLAIN_TEST(b19_the_first_of_many_failures_is_reported)
-{
-    for (size_t i = 0; i + 1 < sizeof subjects / sizeof subjects[0]; i++)
-        countdown_sticky(&subjects[i]);
-}
-
-PLAIN_TEST(b47_interruptions_stay_inside)
-{
-    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
-        countdown_interrupted(&subjects[i]);
+    COUNTDOWN(EACH_MODE, SUBJECT(self_load, .size = sizeof(struct cox_handle_self)),
+              SUBJECT(exporter_new, MAKES(struct cox_exporter *, exporter_free)),
+              SUBJECT(importer_new, MAKES(struct cox_importer *, importer_free)),
+              {.name = "exporter_export",
+               .size = sizeof(struct cox_handle),
+               .lenient = true, /* the number that is its turn may be too high */
+               .construct = export,
+               .destroy = put,
+               .prepare = exporter_prepare,
+               .restore = exporter_restore},
+              NAMED_SUBJECT("handle_open of another process", open_foreign, MAKES(int, fd_close)),
+              NAMED_SUBJECT("handle_open of this process", open_own, MAKES(int, fd_close),
+                            AROUND(exporter_prepare, exporter_restore)),
+              NAMED_SUBJECT("importer_open of another process", import_foreign,
+                            MAKES(struct cox_import *, import_close),
+                            AROUND(importer_prepare, importer_restore)),
+              NAMED_SUBJECT("importer_open of an exporter that is known", import_foreign,
+                            MAKES(struct cox_import *, import_close),
+                            AROUND(importer_prepare_known, importer_restore)),
+              NAMED_SUBJECT("importer_open of this process", import_own,
+                            MAKES(struct cox_import *, import_close),
+                            AROUND(importer_prepare, importer_restore)));
+    /* It makes one call, after which nothing follows. */
+    COUNTDOWN(FAIL_ONE | INTERRUPT,
+              {.name = "importer_open of what is open",
+               .size = sizeof(struct cox_import *),
+               .lenient = true, /* an exporter whose liveness cannot be checked counts as alive */
+               .construct = import_foreign,
+               .destroy = import_close,
+               .prepare = importer_prepare_open,
+               .restore = importer_restore});
 }
 
 static _Noreturn void child_main(int told)

@@ -1,20 +1,10 @@
 /* Large payloads: reserve, map and read, with each of their calls failing in turn. The sender of
  * what is read is another process. */
-#include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "channel/memory/large_payload.h"
 #include "channel/memory/lazy_copy.h"
 #include "countdown.h"
 #include "testing.h"
-
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define BLOCK_SIZE 100000
 
@@ -132,49 +122,33 @@ DESTROY(copy_free, cox_lazy_copy_free(*(void **)object))
 
 static const int no_space[] = {COX_NO_SPACE, 0};
 
-static const struct countdown_subject subjects[] = {
-    {.name = "large_payload_reserve",
-     .size = sizeof(struct cox_large_payload),
-     .codes = no_space,
-     .lenient = true, /* the number that is its fd's turn may be too high */
-     .construct = reserve,
-     .destroy = drop,
-     .prepare = sender_prepare,
-     .restore = sender_restore},
-    {.name = "large_payload_fill",
-     .size = sizeof(struct cox_large_payload),
-     .codes = no_space,
-     .lenient = true, /* as above */
-     .construct = fill,
-     .destroy = drop,
-     .prepare = sender_prepare,
-     .restore = sender_restore},
-    NAMED_SUBJECT("large_payload_reserve in place of another", reserve_larger,
-                  AROUND(sender_prepare_kept, sender_restore), .codes = no_space, .lenient = true,
-                  .destroy = reserve_nothing),
-    SUBJECT(view_map, MAKES(struct cox_large_payload_view, view_drop), .codes = no_space),
-    NAMED_SUBJECT("large_payload_view_map, start not told", view_map_of_any_start,
-                  MAKES(struct cox_large_payload_view, view_drop), .codes = no_space),
-    SUBJECT(lazy_copy, MAKES(void *, copy_free), .codes = no_space),
-    SUBJECT(view_copy, MAKES(void *, copy_free), .codes = no_space),
-};
-
-PLAIN_TEST(m3_b15_b29_any_call_may_fail_once)
+PLAIN_TEST(m3_b15_b19_b29_b47_any_call_may_fail)
 {
-    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
-        countdown_once(&subjects[i]);
-}
-
-PLAIN_TEST(m3_b19_the_first_of_many_failures_is_reported)
-{
-    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
-        countdown_sticky(&subjects[i]);
-}
-
-PLAIN_TEST(m3_b47_interruptions_stay_inside)
-{
-    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
-        countdown_interrupted(&subjects[i]);
+    COUNTDOWN(EACH_MODE,
+              {.name = "large_payload_reserve",
+               .size = sizeof(struct cox_large_payload),
+               .codes = no_space,
+               .lenient = true, /* the number that is its fd's turn may be too high */
+               .construct = reserve,
+               .destroy = drop,
+               .prepare = sender_prepare,
+               .restore = sender_restore},
+              {.name = "large_payload_fill",
+               .size = sizeof(struct cox_large_payload),
+               .codes = no_space,
+               .lenient = true, /* as above */
+               .construct = fill,
+               .destroy = drop,
+               .prepare = sender_prepare,
+               .restore = sender_restore},
+              NAMED_SUBJECT("large_payload_reserve in place of another", reserve_larger,
+                            AROUND(sender_prepare_kept, sender_restore), .codes = no_space,
+                            .lenient = true, .destroy = reserve_nothing),
+              SUBJECT(view_map, MAKES(struct cox_large_payload_view, view_drop), .codes = no_space),
+              NAMED_SUBJECT("large_payload_view_map, start not told", view_map_of_any_start,
+                            MAKES(struct cox_large_payload_view, view_drop), .codes = no_space),
+              SUBJECT(lazy_copy, MAKES(void *, copy_free), .codes = no_space),
+              SUBJECT(view_copy, MAKES(void *, copy_free), .codes = no_space));
 }
 
 static _Noreturn void child_main(int told)

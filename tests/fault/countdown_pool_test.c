@@ -94,83 +94,27 @@ static void kv_restore(void)
 static const int codes[] = {COX_NO_SPACE,  COX_DENIED, COX_NOT_FOUND, COX_UNSUPPORTED, COX_CORRUPT,
                             COX_PEER_DEAD, 0};
 
-static const struct {
-    struct countdown_subject subject;
-    const struct cox_pool_options *options;
-} subjects[] = {
-    {{.name = "pool_create, fixed",
-      .size = sizeof(struct cox_pool *),
-      .construct = create_fixed,
-      .destroy = destroy,
-      .codes = codes,
-      .lenient = true},
-     NULL},
-    {{.name = "pool_create, slabs on demand",
-      .size = sizeof(struct cox_pool *),
-      .construct = create_slabs,
-      .destroy = destroy,
-      .codes = codes,
-      .lenient = true},
-     NULL},
-    {{.name = "pool_attach",
-      .size = sizeof(struct cox_pool *),
-      .construct = attach,
-      .destroy = destroy,
-      .prepare = pool_prepare,
-      .restore = pool_restore,
-      .codes = codes,
-      .lenient = true},
-     &fixed},
-    {{.name = "pool_open",
-      .size = sizeof(struct cox_pool *),
-      .construct = open_handle,
-      .destroy = destroy,
-      .prepare = handle_prepare,
-      .restore = handle_restore,
-      .codes = codes,
-      .lenient = true},
-     &fixed},
-    {{.name = "pool_export",
-      .size = sizeof(struct cox_pool_handle),
-      .construct = export_to_read,
-      .destroy = unexport,
-      .prepare = handle_prepare,
-      .restore = handle_restore,
-      .codes = codes,
-      .lenient = true},
-     &fixed},
-    {{.name = "pool_allocate",
-      .size = sizeof(struct cox_block_ref),
-      .construct = allocate,
-      .destroy = unref,
-      .prepare = pool_prepare,
-      .restore = pool_restore,
-      .codes = codes},
-     &slabs},
-    {{.name = "kv_blocks_new",
-      .size = sizeof(struct cox_kv_blocks *),
-      .construct = kv_make,
-      .destroy = kv_destroy,
-      .codes = codes,
-      .lenient = true},
-     NULL},
-    {{.name = "kv_view_attach",
-      .size = sizeof(struct cox_kv_view *),
-      .construct = view_attach,
-      .destroy = view_free,
-      .prepare = kv_prepare,
-      .restore = kv_restore,
-      .codes = codes,
-      .lenient = true},
-     NULL},
-};
+#define CODES .codes = codes, .lenient = true
 
 TEST(b15_b19_h28_a_pool_is_made_whole_or_not_at_all)
 {
-    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++) {
-        options = subjects[i].options;
-        countdown_once(&subjects[i].subject);
-        countdown_sticky(&subjects[i].subject);
-        countdown_interrupted(&subjects[i].subject);
-    }
+    options = &fixed;
+    COUNTDOWN(
+        EACH_MODE,
+        NAMED_SUBJECT("pool_create, fixed", create_fixed, MAKES(struct cox_pool *, destroy), CODES),
+        NAMED_SUBJECT("pool_create, slabs on demand", create_slabs,
+                      MAKES(struct cox_pool *, destroy), CODES),
+        NAMED_SUBJECT("pool_attach", attach, MAKES(struct cox_pool *, destroy),
+                      AROUND(pool_prepare, pool_restore), CODES),
+        NAMED_SUBJECT("pool_open", open_handle, MAKES(struct cox_pool *, destroy),
+                      AROUND(handle_prepare, handle_restore), CODES),
+        NAMED_SUBJECT("pool_export", export_to_read, MAKES(struct cox_pool_handle, unexport),
+                      AROUND(handle_prepare, handle_restore), CODES),
+        NAMED_SUBJECT("kv_blocks_new", kv_make, MAKES(struct cox_kv_blocks *, kv_destroy), CODES),
+        NAMED_SUBJECT("kv_view_attach", view_attach, MAKES(struct cox_kv_view *, view_free),
+                      AROUND(kv_prepare, kv_restore), CODES));
+    options = &slabs;
+    COUNTDOWN(EACH_MODE,
+              NAMED_SUBJECT("pool_allocate", allocate, MAKES(struct cox_block_ref, unref),
+                            AROUND(pool_prepare, pool_restore), .codes = codes));
 }

@@ -1,5 +1,4 @@
 /* Queues and their endpoints, with each of the calls that make them failing in turn. */
-#include "channel/base/idioms.h"
 #include "tests/unit/queue_fixture.h"
 #include "countdown.h"
 #include "testing.h"
@@ -46,39 +45,20 @@ DESTROY(subscriber_free, cox_subscriber_free(*(struct cox_subscriber **)object))
 CONSTRUCT(set_new, cox_queue_set_new(object))
 DESTROY(set_free, cox_queue_set_free(*(struct cox_queue_set **)object))
 
-static const struct countdown_subject subjects[] = {
-    SUBJECT(queue_create, MAKES(struct cox_queue *, queue_free), .lenient = true),
-    SUBJECT(queue_attach, MAKES(struct cox_queue *, queue_free)),
-    SUBJECT(queue_open, MAKES(struct cox_queue *, queue_free)),
-    {.name = "publisher_new",
-     .size = sizeof(struct cox_publisher *),
-     .lenient = true, /* the number that is its turn may be too high */
-     .construct = publisher_new,
-     .destroy = publisher_free},
-    SUBJECT(subscriber_new, MAKES(struct cox_subscriber *, subscriber_free), .lenient = true),
-    SUBJECT(set_new, MAKES(struct cox_queue_set *, set_free), .wordless = true),
-};
-
-#define EACH(how)                                                                                  \
-    do {                                                                                           \
-        for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)                          \
-            how(&subjects[i]);                                                                     \
-    } while (0)
-
-PLAIN_TEST(h15_b15_nothing_stays_of_a_queue_when_any_call_fails)
+PLAIN_TEST(h15_b15_b19_b47_nothing_stays_of_a_queue_when_any_call_fails)
 {
-    EACH(countdown_once);
+    COUNTDOWN(
+        EACH_MODE, SUBJECT(queue_create, MAKES(struct cox_queue *, queue_free), .lenient = true),
+        SUBJECT(queue_attach, MAKES(struct cox_queue *, queue_free)),
+        SUBJECT(queue_open, MAKES(struct cox_queue *, queue_free)),
+        {.name = "publisher_new",
+         .size = sizeof(struct cox_publisher *),
+         .lenient = true, /* the number that is its turn may be too high */
+         .construct = publisher_new,
+         .destroy = publisher_free},
+        SUBJECT(subscriber_new, MAKES(struct cox_subscriber *, subscriber_free), .lenient = true),
+        SUBJECT(set_new, MAKES(struct cox_queue_set *, set_free), .wordless = true));
     assert_int_equal(fixture_used(host), 0);
-}
-
-PLAIN_TEST(h15_b19_a_queue_reports_the_first_of_many_failures)
-{
-    EACH(countdown_sticky);
-}
-
-PLAIN_TEST(h15_b47_a_queue_is_made_through_interruptions)
-{
-    EACH(countdown_interrupted);
 }
 
 /* ---- take: it succeeds, or the message stays, or the error is reported; nothing is lost ---- */
@@ -112,10 +92,9 @@ static void let_go(void *object)
 PLAIN_TEST(h5_b15_a_take_leaves_nothing_behind_when_any_call_fails)
 {
     static const int codes[] = {COX_PEER_DEAD, COX_EMPTY, COX_FULL, 0};
-    const struct countdown_subject subject =
-        SUBJECT(take, MAKES(struct cox_message, let_go), AROUND(take_prepare, take_restore),
-                .lenient = true, .codes = codes);
-    countdown_once(&subject);
+    COUNTDOWN(FAIL_ONE,
+              SUBJECT(take, MAKES(struct cox_message, let_go), AROUND(take_prepare, take_restore),
+                      .lenient = true, .codes = codes));
 }
 
 int main(void)

@@ -1,17 +1,9 @@
 /* The rank group's constructor with each of its calls failing in turn: alone under a name, alone in
  * memory that came another way, and with another rank that waits. */
-#include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "worker/group/group_layout.h"
 #include "countdown.h"
 #include "testing.h"
-
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static char name[64];
 static int memory_fd = -1;
@@ -79,32 +71,11 @@ static void restore_other(void)
     restore_memory();
 }
 
-static const struct countdown_subject alone_by_name =
+COUNTDOWN_TEST(
+    b15_b19_b47_the_first_failure_is_reported_and_nothing_is_left, EACH_MODE,
     NAMED_SUBJECT("group_join, alone under a name", join_alone, MAKES(struct cox_group *, leave),
-                  .lenient = true, .prepare = prepare_name);
-static const struct countdown_subject alone_by_fd =
+                  .lenient = true, .prepare = prepare_name),
     NAMED_SUBJECT("group_join, alone in memory by fd", join_alone, MAKES(struct cox_group *, leave),
-                  AROUND(prepare_memory, restore_memory), .lenient = true);
-static const struct countdown_subject of_two =
+                  AROUND(prepare_memory, restore_memory), .lenient = true),
     NAMED_SUBJECT("group_join, with another rank", join_two, MAKES(struct cox_group *, leave),
-                  AROUND(prepare_other, restore_other), .lenient = true);
-
-static const struct countdown_subject *const subjects[] = {&alone_by_name, &alone_by_fd, &of_two};
-
-TEST(b15_b19_the_first_failure_is_reported_and_nothing_is_left)
-{
-    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
-        countdown_once(subjects[i]);
-}
-
-TEST(b15_b19_nor_when_all_that_follows_fails_too)
-{
-    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
-        countdown_sticky(subjects[i]);
-}
-
-TEST(b47_interruptions_stay_inside)
-{
-    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
-        countdown_interrupted(subjects[i]);
-}
+                  AROUND(prepare_other, restore_other), .lenient = true))

@@ -15,9 +15,6 @@ static int recovery_start(void *object, struct cox_error *err)
 
 DESTROY(recovery_free, cox_recovery_free(*(struct cox_recovery **)object))
 
-static const struct countdown_subject subject =
-    SUBJECT(recovery_start, MAKES(struct cox_recovery *, recovery_free));
-
 static int lora_new(void *object, struct cox_error *err)
 {
     static const struct cox_log log;
@@ -27,15 +24,10 @@ static int lora_new(void *object, struct cox_error *err)
 
 DESTROY(lora_free, cox_lora_free(*(struct cox_lora **)object))
 
-static const struct countdown_subject lora =
-    SUBJECT(lora_new, MAKES(struct cox_lora *, lora_free), .wordless = true);
-
-TEST(b15_every_call_of_recovery_may_fail)
+GROUP_TEST(b15_every_call_of_recovery_may_fail, 2)
 {
-    group = test_group_start(2, NULL);
-    countdown_once(&subject);
-    countdown_sticky(&subject);
-    countdown_once(&lora);
-    countdown_sticky(&lora);
-    group = test_group_free(group);
+    group = g;
+    COUNTDOWN(FAIL_ONE | FAIL_REST,
+              SUBJECT(recovery_start, MAKES(struct cox_recovery *, recovery_free)),
+              SUBJECT(lora_new, MAKES(struct cox_lora *, lora_free), .wordless = true));
 }

@@ -1,5 +1,4 @@
 /* Memory without names, and groups that have no other, with each of their calls failing in turn. */
-#include "channel/base/idioms.h"
 #include "channel/shm/fd_bundle.h"
 #include "channel/shm/region.h"
 #include "channel/attach/sealed/sealed.h"
@@ -7,27 +6,6 @@
 #include "coordinator/process/supervise.h"
 #include "countdown.h"
 #include "testing.h"
-
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#define RANK_COUNT 2
-
-static struct cox_geometry geometry_make(void)
-{
-    struct cox_geometry_choice choice = {.depth = 2, .mode = &cox_attach_sealed};
-    struct cox_geometry made;
-    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
-        choice.request_size[c] = 8192;
-        choice.response_size[c] = 65536;
-    }
-    assert_int_equal(cox_geometry_resolve(RANK_COUNT, &choice, &made, NULL), 0);
-    return made;
-}
 
 static struct cox_geometry geometry;
 
@@ -55,34 +33,19 @@ static void unnamed_destroy(void *object)
     cox_close_fd(&unnamed->fd);
 }
 
-static const char *object_name(void)
-{
-    static char name[65] = "/";
-    countdown_name(name + 1, "o");
-    return name;
-}
-
 static void named_prepare(void)
 {
-    struct cox_region region = {0};
-    struct cox_error err = {0};
-    if (cox_region_create(&region, object_name(), 8192, &err))
-        fail_msg("%s", err.text);
-    cox_region_detach(&region);
+    _cox_cleanup_(cox_region_detach) struct cox_region region = {0};
+    assert_ok(cox_region_create(&region, countdown_object(), 8192, test_err()));
 }
 
 static void named_restore(void)
 {
-    cox_region_unlink(object_name());
+    cox_region_unlink(countdown_object());
 }
 
-CONSTRUCT(region_open, cox_region_open(object_name(), COX_REGION_WRITE, object, err))
+CONSTRUCT(region_open, cox_region_open(countdown_object(), COX_REGION_WRITE, object, err))
 DESTROY(fd_close, cox_close_fd(object))
-
-static const struct countdown_subject regions[] = {
-    SUBJECT(unnamed_create, MAKES(struct unnamed, unnamed_destroy), .lenient = true),
-    SUBJECT(region_open, MAKES(int, fd_close), AROUND(named_prepare, named_restore)),
-};
 
 /* ---- the memory of a group ---- */
 
@@ -108,9 +71,7 @@ static void sealed_destroy(void *object)
 
 static void memory_prepare(void)
 {
-    struct cox_error err = {0};
-    if (sealed_create(&there, &err))
-        fail_msg("%s", err.text);
+    assert_ok(sealed_create(&there, test_err()));
 }
 
 static void memory_restore(void)
@@ -155,52 +116,18 @@ static int bundle_adopt(void *object, struct cox_error *err)
 
 DESTROY(bundle_close, cox_fd_bundle_close(object))
 
-static const struct countdown_subject memories[] = {
-    SUBJECT(sealed_create, MAKES(struct memory, sealed_destroy), .lenient = true, .in_place = true),
-    SUBJECT(sealed_attach, MAKES(struct memory, sealed_destroy),
-            AROUND(memory_prepare, memory_restore), .in_place = true),
-    SUBJECT(sealed_renew, AROUND(memory_prepare, memory_restore), .lenient = true),
-    SUBJECT(bundle_adopt, MAKES(struct cox_fd_bundle, bundle_close),
-            AROUND(memory_prepare, memory_restore), .in_place = true),
-};
-
 /* ---- whole groups. Not with all calls failing from one on: the control socket's thread fails at
  * the same time, so the first failure is not always the reported one. ---- */
 
-static const char *const scripted[] = {COX_TEST_BIN_DIR "/scripted_worker", NULL};
-
-static struct cox_executor_options executor_options(void)
-{
-    static char name[64];
-    struct cox_executor_options options = {
-        .size = sizeof(struct cox_executor_options),
-        .spin = COX_SPIN_OFF, /* a failure to read the processors is not an error */
-        .name = countdown_name(name, "g"),
-        .rank_count = RANK_COUNT,
-        .workers.command = scripted,
-        .workers.environment_only = true,
-        .depth = 1,
-        .memory.attach = COX_ATTACH_SEALED,
-        .socket.use = COX_SOCKET_REQUIRED, /* or what it fails for would be logged alone */
-        .times.start_timeout_ms = TEST_PATIENCE_MS,
-        .times.finalize_ms = TEST_PATIENCE_MS,
-    };
-    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
-        options.memory.request_size[c] = 16384;
-        options.memory.response_size[c] = 131072;
-    }
-    return options;
-}
-
 static int executor_start(void *object, struct cox_error *err)
 {
-    const struct cox_executor_options options = executor_options();
+    const struct cox_executor_options options = countdown_options(COX_ATTACH_SEALED, false);
     return cox_executor_start(&options, object, err);
 }
 
 static int executor_start_without_socket(void *object, struct cox_error *err)
 {
-    struct cox_executor_options options = executor_options();
+    struct cox_executor_options options = countdown_options(COX_ATTACH_SEALED, false);
     options.socket.use = COX_SOCKET_NONE;
     return cox_executor_start(&options, object, err);
 }
@@ -210,69 +137,30 @@ DESTROY(executor_free, cox_executor_free(*(struct cox_executor **)object))
 /* A worker that the control socket could not let in tells why in its last line. */
 static const int worker_ended[] = {COX_PEER_DEAD, 0};
 
-static const struct countdown_subject group_start = NAMED_SUBJECT(
-    "executor_start, sealed", executor_start, MAKES(struct cox_executor *, executor_free),
-    .codes = worker_ended, .word = "exited with status", .lenient = true, .costly = true);
-
-static const struct countdown_subject group_start_without_socket =
-    NAMED_SUBJECT("executor_start, sealed, without a socket", executor_start_without_socket,
-                  MAKES(struct cox_executor *, executor_free), .lenient = true, .costly = true);
-
 /* ---- tests ---- */
 
-#define EACH(subjects, how)                                                                        \
-    do {                                                                                           \
-        for (size_t i = 0; i < sizeof(subjects) / sizeof((subjects)[0]); i++)                      \
-            how(&(subjects)[i]);                                                                   \
-    } while (0)
+COUNTDOWN_TEST(b4_b15_b19_b47_no_memory_without_a_name_stays_when_any_call_fails, EACH_MODE,
+               SUBJECT(unnamed_create, MAKES(struct unnamed, unnamed_destroy), .lenient = true),
+               SUBJECT(region_open, MAKES(int, fd_close), AROUND(named_prepare, named_restore)),
+               SUBJECT(sealed_create, MAKES(struct memory, sealed_destroy), .lenient = true,
+                       .in_place = true),
+               SUBJECT(sealed_attach, MAKES(struct memory, sealed_destroy),
+                       AROUND(memory_prepare, memory_restore), .in_place = true),
+               SUBJECT(sealed_renew, AROUND(memory_prepare, memory_restore), .lenient = true),
+               SUBJECT(bundle_adopt, MAKES(struct cox_fd_bundle, bundle_close),
+                       AROUND(memory_prepare, memory_restore), .in_place = true))
 
-TEST(b4_b15_no_memory_without_a_name_stays_when_any_call_fails)
-{
-    EACH(regions, countdown_once);
-    EACH(memories, countdown_once);
-}
-
-TEST(b19_memory_without_a_name_reports_the_first_of_many_failures)
-{
-    EACH(regions, countdown_sticky);
-    EACH(memories, countdown_sticky);
-}
-
-TEST(b47_memory_without_a_name_is_made_through_interruptions)
-{
-    EACH(regions, countdown_interrupted);
-    EACH(memories, countdown_interrupted);
-}
-
-TEST(b4_b15_nothing_is_left_of_a_sealed_group_when_any_call_of_its_start_fails)
-{
-    countdown_once(&group_start);
-}
-
-TEST(b4_b15_nor_of_one_whose_processes_inherit_its_memory)
-{
-    countdown_once(&group_start_without_socket);
-    countdown_interrupted(&group_start_without_socket);
-}
-
-TEST(a_sealed_group_starts_through_interruptions)
-{
-    countdown_interrupted(&group_start);
-}
-
-/* Every variable is two allocations for every process. */
-static void environment_shrink(void)
-{
-    char path[4096];
-    snprintf(path, sizeof path, "%s", getenv("PATH"));
-    clearenv();
-    setenv("PATH", path, 1);
-    setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
-}
+COUNTDOWN_TEST(
+    b4_b15_nothing_is_left_of_a_sealed_group_when_any_call_of_its_start_fails, FAIL_ONE | INTERRUPT,
+    NAMED_SUBJECT("executor_start, sealed", executor_start,
+                  MAKES(struct cox_executor *, executor_free), .codes = worker_ended,
+                  .word = "exited with status", .lenient = true, .costly = true),
+    NAMED_SUBJECT("executor_start, sealed, without a socket", executor_start_without_socket,
+                  MAKES(struct cox_executor *, executor_free), .lenient = true, .costly = true))
 
 int main(void)
 {
-    environment_shrink();
-    geometry = geometry_make();
+    countdown_environment_shrink();
+    geometry = countdown_geometry(&cox_attach_sealed);
     return test_run(NULL, NULL);
 }

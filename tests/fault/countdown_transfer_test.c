@@ -3,8 +3,6 @@
 #include "countdown.h"
 #include "testing.h"
 
-#include <errno.h>
-
 #include "coordinator/executor/executor_internal.h"
 #include "coordinator/server/group_links.h"
 #include "engine/batching/transfers.h"
@@ -25,9 +23,6 @@ static int transfers_new(void *object, struct cox_error *err)
 }
 
 DESTROY(transfers_free, cox_transfers_free(*(struct cox_transfers **)object))
-
-static const struct countdown_subject all_pulls =
-    SUBJECT(transfers_new, MAKES(struct cox_transfers *, transfers_free));
 
 /* ---- one pull ---- */
 
@@ -79,9 +74,6 @@ static void pull_end(void *object)
     assert_true(cox_transfers_cancel(transfers, PULL)); /* never sent, so never written */
 }
 
-static const struct countdown_subject one_pull = SUBJECT(
-    pull_start, AROUND(transfers_make, transfers_end), .destroy = pull_end, .wordless = true);
-
 /* ---- links to other groups ---- */
 
 static int links_new(void *object, struct cox_error *err)
@@ -91,9 +83,6 @@ static int links_new(void *object, struct cox_error *err)
 }
 
 DESTROY(links_free, cox_group_links_freep(object))
-
-static const struct countdown_subject links =
-    SUBJECT(links_new, MAKES(struct cox_group_links *, links_free));
 
 /* ---- what the ranks say of their caches ---- */
 
@@ -121,19 +110,13 @@ static int caches_new(void *object, struct cox_error *err)
 
 DESTROY(caches_free, cox_kv_caches_free(*(struct cox_kv_caches **)object))
 
-static const struct countdown_subject caches =
-    SUBJECT(caches_new, MAKES(struct cox_kv_caches *, caches_free), .wordless = true);
-
-TEST(m11_every_call_of_transfers_may_fail)
+GROUP_TEST(m11_every_call_of_transfers_may_fail, RANK_COUNT)
 {
-    group = test_group_start(RANK_COUNT, NULL);
-    countdown_once(&all_pulls);
-    countdown_sticky(&all_pulls);
-    countdown_once(&one_pull);
-    countdown_sticky(&one_pull);
-    countdown_once(&links);
-    countdown_sticky(&links);
-    group = test_group_free(group);
-    countdown_once(&caches);
-    countdown_sticky(&caches);
+    group = g;
+    COUNTDOWN(FAIL_ONE | FAIL_REST,
+              SUBJECT(transfers_new, MAKES(struct cox_transfers *, transfers_free)),
+              SUBJECT(pull_start, AROUND(transfers_make, transfers_end), .destroy = pull_end,
+                      .wordless = true),
+              SUBJECT(links_new, MAKES(struct cox_group_links *, links_free)),
+              SUBJECT(caches_new, MAKES(struct cox_kv_caches *, caches_free), .wordless = true));
 }

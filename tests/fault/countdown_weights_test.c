@@ -1,6 +1,5 @@
 /* The model's weights for all ranks: loaded by the coordinator, and taken by a rank, with each of
  * their calls failing in turn. */
-#include "channel/base/idioms.h"
 #include "engine/batching/shared_weights.h"
 #include "engine/rank/weights_subscriber.h"
 #include "countdown.h"
@@ -59,22 +58,12 @@ static int rank_take(void *object, struct cox_error *err)
 
 DESTROY(rank_free, cox_weights_subscriber_free(*(struct cox_weights_subscriber **)object))
 
-static const struct countdown_subject subjects[] = {
-    SUBJECT(weights_load, MAKES(struct cox_shared_weights *, weights_free), .codes = codes,
-            .word = "memory", .costly = true, .lenient = true),
-    SUBJECT(rank_take, MAKES(struct cox_weights_subscriber *, rank_free),
-            AROUND(candidate_make, candidate_end), .codes = codes, .word = "memory",
-            .lenient = true),
-};
-
-PLAIN_TEST(once)
+PLAIN_TEST(b15_b19_weights_are_taken_whole_or_not_at_all)
 {
-    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
-        countdown_once(&subjects[i]);
-}
-
-PLAIN_TEST(sticky)
-{
-    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
-        countdown_sticky(&subjects[i]);
+    COUNTDOWN(FAIL_ONE | FAIL_REST,
+              SUBJECT(weights_load, MAKES(struct cox_shared_weights *, weights_free),
+                      .codes = codes, .word = "memory", .costly = true, .lenient = true),
+              SUBJECT(rank_take, MAKES(struct cox_weights_subscriber *, rank_free),
+                      AROUND(candidate_make, candidate_end), .codes = codes, .word = "memory",
+                      .lenient = true));
 }

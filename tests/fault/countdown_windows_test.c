@@ -1,16 +1,9 @@
 /* The memory of the rank group, made, renewed and given back, with each of these calls failing in
  * turn. */
-#include "channel/base/idioms.h"
 #include "channel/shm/region.h"
 #include "channel/attach/named/windows.h"
 #include "countdown.h"
 #include "testing.h"
-
-#include <fcntl.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define LIFE 5
 
@@ -65,12 +58,10 @@ static int there = -1;
 /* Every window was written to. */
 static void there_prepare(void)
 {
-    struct cox_error err = {0};
     static char dirt[4096];
     memset(dirt, 'x', sizeof dirt);
-    if (cox_region_create_unnamed_sparse("windows", cox_geometry_group_object_size(&geometry),
-                                         F_SEAL_SEAL, &there, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_region_create_unnamed_sparse("windows", cox_geometry_group_object_size(&geometry),
+                                               F_SEAL_SEAL, &there, test_err()));
     for (uint64_t life = 0; life < COX_GROUP_WINDOW_COUNT; life++)
         assert_int_equal(
             pwrite(there, dirt, sizeof dirt, (off_t)cox_geometry_group_offset(&geometry, life)),
@@ -120,30 +111,10 @@ static int keep(void *object, struct cox_error *err)
     return r ? cox_fail(err, r, "%s", cox_status_text(r)) : 0;
 }
 
-static const struct countdown_subject subjects[] = {
-    SUBJECT(named_create, MAKES(int, named_destroy), .lenient = true, .in_place = true),
-    SUBJECT(renew, AROUND(there_prepare, there_restore), .lenient = true),
-    SUBJECT(keep, AROUND(there_prepare, there_restore)),
-};
-#define SUBJECT_COUNT (sizeof subjects / sizeof subjects[0])
-
-TEST(b4_b15_no_window_stays_when_any_call_fails)
-{
-    for (size_t i = 0; i < SUBJECT_COUNT; i++)
-        countdown_once(&subjects[i]);
-}
-
-TEST(b19_windows_report_the_first_of_many_failures)
-{
-    for (size_t i = 0; i < SUBJECT_COUNT; i++)
-        countdown_sticky(&subjects[i]);
-}
-
-TEST(b47_windows_are_renewed_through_interruptions)
-{
-    for (size_t i = 0; i < SUBJECT_COUNT; i++)
-        countdown_interrupted(&subjects[i]);
-}
+COUNTDOWN_TEST(b4_b15_b19_b47_no_window_stays_when_any_call_fails, EACH_MODE,
+               SUBJECT(named_create, MAKES(int, named_destroy), .lenient = true, .in_place = true),
+               SUBJECT(renew, AROUND(there_prepare, there_restore), .lenient = true),
+               SUBJECT(keep, AROUND(there_prepare, there_restore)))
 
 int main(void)
 {

@@ -1,29 +1,14 @@
 /* The calls of the libraries that can fail, each as the linker's __wrap_ of it: fails when the
  * countdown says so, and else is the real one. */
 #include "countdown.h"
+#include "tests/lib/posix.h"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <linux/futex.h>
-#include <poll.h>
-#include <pthread.h>
-#include <semaphore.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/timerfd.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/signalfd.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 void (*countdown_at_poll)(void);
 
