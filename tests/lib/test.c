@@ -1,7 +1,7 @@
 #include "test.h"
 
 static struct test_entry *entries;
-static pid_t test_thread; /* that runs the tests */
+static pid_t runner; /* the thread that runs the tests */
 
 /* Constructors run in no promised order; tests are read, and run, from the top of a file. */
 void test_register(struct test_entry *entry)
@@ -11,6 +11,102 @@ void test_register(struct test_entry *entry)
         at = &(*at)->next;
     entry->next = *at;
     *at = entry;
+}
+
+/* ---- what a test owns ---- */
+
+struct owned {
+    void *object;
+    void (*release)(void *object);
+};
+#define OWNED_COUNT_MAX 4096
+static struct owned owned[OWNED_COUNT_MAX];
+static size_t owned_count;
+/* The entry of the test that runs, and whether its function has returned. */
+static struct test_entry *running;
+static bool has_passed;
+
+void *test_own(void *object, void (*release)(void *object))
+{
+    if (owned_count == OWNED_COUNT_MAX)
+        fail_msg("a test owns at most %d objects", OWNED_COUNT_MAX);
+    owned[owned_count++] = (struct owned){object, release};
+    return object;
+}
+
+void test_release(void *object)
+{
+    size_t i = owned_count;
+    while (i > 0 && owned[i - 1].object != object)
+        i--;
+    if (i == 0)
+        fail_msg("%p is not owned", object);
+    const struct owned found = owned[i - 1];
+    owned_count--;
+    memmove(&owned[i - 1], &owned[i], (owned_count - (i - 1)) * sizeof owned[0]);
+    found.release(found.object);
+}
+
+static void fd_release(void *object)
+{
+    close((int)(intptr_t)object);
+}
+
+int test_own_fd(int fd)
+{
+    if (fd < 0)
+        fail_msg("fd %d: %s", fd, strerror(errno));
+    test_own((void *)(intptr_t)fd, fd_release);
+    return fd;
+}
+
+void test_close(int fd)
+{
+    test_release((void *)(intptr_t)fd);
+}
+
+void test_pipe(int ends[2])
+{
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    test_own_fd(ends[0]);
+    test_own_fd(ends[1]);
+}
+
+void test_socketpair(int ends[2])
+{
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    test_own_fd(ends[0]);
+    test_own_fd(ends[1]);
+}
+
+pthread_t test_thread(void *(*thread_main)(void *context), void *context)
+{
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, thread_main, context), 0);
+    return thread;
+}
+
+/* cmocka gives each test its entry as the initial state. */
+static int entry_setup(void **state)
+{
+    running = *state;
+    *state = NULL;
+    has_passed = false;
+    owned_count = 0;
+    return running->test.setup_func ? running->test.setup_func(state) : 0;
+}
+
+static void entry_run(void **state)
+{
+    running->test.test_func(state);
+    has_passed = true;
+}
+
+static int entry_teardown(void **state)
+{
+    while (has_passed && owned_count > 0)
+        test_release(owned[owned_count - 1].object);
+    return running->test.teardown_func ? running->test.teardown_func(state) : 0;
 }
 
 int test_run(CMFixtureFunction setup, CMFixtureFunction teardown)
@@ -25,10 +121,11 @@ int test_run(CMFixtureFunction setup, CMFixtureFunction teardown)
     struct CMUnitTest *tests = calloc(count, sizeof *tests);
     if (!tests)
         return -1;
-    test_thread = gettid();
+    runner = gettid();
     count = 0;
-    for (const struct test_entry *entry = entries; entry; entry = entry->next)
-        tests[count++] = entry->test;
+    for (struct test_entry *entry = entries; entry; entry = entry->next)
+        tests[count++] =
+            (struct CMUnitTest){entry->test.name, entry_run, entry_setup, entry_teardown, entry};
     int failed =
         _cmocka_run_group_tests(program_invocation_short_name, tests, count, setup, teardown);
     free(tests);
@@ -63,7 +160,7 @@ void test_check_ok(int r, const char *call, const char *file, int line)
 void test_check_refused(int r, int code, const char *part, const char *call, const char *file,
                         int line)
 {
-    if (r == code && strstr(test_error.text, part))
+    if (r == code && test_error.code == code && strstr(test_error.text, part))
         return;
     print_error("%s: %d, expected %d and '%s'\n%s\n", call, r, code, part, test_error.text);
     _fail(file, line);
@@ -85,7 +182,7 @@ void test_await_more(const struct timespec *since, const char *condition, const 
     if (test_await_since().tv_sec - since->tv_sec < AWAIT_S)
         return;
     print_error("not in %d s: %s\n", AWAIT_S, condition);
-    if (gettid() == test_thread)
+    if (gettid() == runner)
         _fail(file, line);
     fprintf(stderr, "%s:%d\n", file, line);
     _exit(1);

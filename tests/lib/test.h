@@ -3,7 +3,8 @@
  *
  * Processes and threads: tests register before main, and run on its thread, in the order of the
  *   file. A program with a main of its own (helper processes, arguments) calls test_run.
- * Ownership: entries are static; nothing is allocated before test_run.
+ * Ownership: entries are static; nothing is allocated before test_run. What a test owns is released
+ *   after it.
  * Blocks: as the tests do. If the process dies: nothing is left but what its tests had.
  */
 #ifndef COX_TESTS_LIB_TEST_H
@@ -61,7 +62,7 @@ extern _Thread_local struct cox_error test_error;
 struct cox_error *test_err(void);
 /* assert_ok(cox_pool_create(&options, &pool, test_err())): the call returns 0. */
 #define assert_ok(call) test_check_ok(call, #call, __FILE__, __LINE__)
-/* The call returns this code, and `part` is in the error's text. */
+/* The call returns this code, the error has it too, and `part` is in its text. */
 #define assert_refused(call, code, part)                                                           \
     test_check_refused(call, code, part, #call, __FILE__, __LINE__)
 void test_check_ok(int r, const char *call, const char *file, int line);
@@ -79,5 +80,29 @@ void test_check_refused(int r, int code, const char *part, const char *call, con
 struct timespec test_await_since(void);
 void test_await_more(const struct timespec *since, const char *condition, const char *file,
                      int line);
+
+/* ---- what a test owns ---- */
+
+/* Has release called with the object when the test has passed, and before its teardown: the last
+ * owned first. A test that fails leaves its objects, which may be in use. Returns object. */
+void *test_own(void *object, void (*release)(void *object));
+/* Releases an owned object now. */
+void test_release(void *object);
+/* The same of an fd, which is closed. Returns fd, which is not negative: asserted. */
+int test_own_fd(int fd);
+/* Closes an owned fd now. */
+void test_close(int fd);
+/* Both ends of a pipe or of a stream socket pair, owned, close-on-exec. */
+void test_pipe(int ends[2]);
+void test_socketpair(int ends[2]);
+
+/* A thread, which the test joins. */
+pthread_t test_thread(void *(*thread_main)(void *context), void *context);
+/* The release function fn_owned, for test_own, of a function fn that takes a struct pointer. */
+#define TEST_OWNED(fn)                                                                             \
+    static void fn##_owned(void *object)                                                           \
+    {                                                                                              \
+        fn(object);                                                                                \
+    }
 
 #endif
