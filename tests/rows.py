@@ -25,7 +25,7 @@ CODE = {".c", ".h", ".proto", ".py", ".cmake"}
 ELSEWHERE = {
     "B5": "idle and waiting sides sleep on semaphores: `p5_idle_costs_no_wakeup`",
     "B12": "`channel/shm/layout.h`: one writer per 128-byte line, offsets asserted at compile time",
-    "B22": "`channel/shm/layout.h`: fixed-width fields, offsets asserted; `unit/wire_bytes` compares bytes written by hand",
+    "B22": "`channel/shm/layout.h`: fixed-width fields, offsets asserted; `unit/wire_messages` compares bytes written by hand",
     "B23": "`m3_a_reply_that_makes_no_sense_is_corrupt`, `m3_an_impossible_length_is_corrupt`, tests/fuzz",
     "B39": "format attributes on every function that takes one, -Wformat in the warnings",
     "B40": "`install/symbols`: the library calls nothing that ends a process or prints",

@@ -1,5 +1,5 @@
 # The messages of MindIE-LLM, their bytes, bytes that are none, and what all take.
-foreach(part messages bytes corrupt memory)
+foreach(part messages corrupt memory)
     cox_unit_test(NAME wire_${part} TIER quick
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/wire_${part}_test.c
                 ${CMAKE_CURRENT_LIST_DIR}/wire_fixture.c

@@ -148,21 +148,27 @@ int unpack_any(struct cox_arena *arena, bool is_request, const uint8_t *bytes, s
     return r;
 }
 
+int pack_any(const ProtobufCMessage *message, uint8_t *bytes, size_t size_max, size_t *ret_size)
+{
+    return message->descriptor == &coxswain__execute_request__descriptor
+               ? cox_wire_request_pack((const Request *)message, bytes, size_max, ret_size)
+               : cox_wire_response_pack((const Response *)message, bytes, size_max, ret_size);
+}
+
+ProtobufCMessage *full_kind(struct cox_arena *arena, unsigned kind, bool *ret_is_request)
+{
+    const unsigned request_count = REQUEST_LAST - REQUEST_FIRST + 1;
+    *ret_is_request = kind < request_count;
+    return kind < request_count
+               ? &full_request(arena, REQUEST_FIRST + kind)->base
+               : &full_response(arena, RESPONSE_FIRST + kind - request_count)->base;
+}
+
 size_t pack_kind(struct cox_arena *arena, unsigned kind, bool *ret_is_request)
 {
     size_t size = 0;
-    bool is_request = kind <= REQUEST_LAST - REQUEST_FIRST;
-    if (is_request)
-        assert_int_equal(cox_wire_request_pack(full_request(arena, REQUEST_FIRST + kind), frame,
-                                               sizeof frame, &size),
-                         0);
-    else
-        assert_int_equal(
-            cox_wire_response_pack(
-                full_response(arena, RESPONSE_FIRST + kind - (REQUEST_LAST - REQUEST_FIRST + 1)),
-                frame, sizeof frame, &size),
-            0);
-    *ret_is_request = is_request;
+    assert_int_equal(pack_any(full_kind(arena, kind, ret_is_request), frame, sizeof frame, &size),
+                     0);
     return size;
 }
 

@@ -29,13 +29,15 @@ Response *full_response(struct cox_arena *arena, unsigned chosen);
 extern uint8_t frame[1 << 17];
 extern uint8_t frame_again[1 << 17];
 
-/* ---- bytes that are no message ---- */
+int pack_any(const ProtobufCMessage *message, uint8_t *bytes, size_t size_max, size_t *ret_size);
 
 int unpack_any(struct cox_arena *arena, bool is_request, const uint8_t *bytes, size_t size,
                ProtobufCMessage **ret_message);
 
-/* Fills frame with a full message of the kind; kinds count through requests, then responses. */
+/* Of the requests, then of the responses; pack_kind fills frame with a full message of the kind. */
 #define KIND_COUNT (REQUEST_LAST - REQUEST_FIRST + 1 + RESPONSE_LAST - RESPONSE_FIRST + 1)
+
+ProtobufCMessage *full_kind(struct cox_arena *arena, unsigned kind, bool *ret_is_request);
 
 size_t pack_kind(struct cox_arena *arena, unsigned kind, bool *ret_is_request);
 
