@@ -40,32 +40,26 @@ static const struct cox_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
 
 /* ---- what is loaded ---- */
 
+TEST_OWNED(cox_adapter_free)
+
 static struct cox_adapter *load(const char *directory, const struct cox_model_config *config,
                                 const struct cox_share *share)
 {
     struct cox_adapter *adapter = NULL;
-    struct cox_error err = {0};
 
-    if (cox_adapter_load(directory, config, share, &adapter, &err))
-        fail_msg("%s", err.text);
-    return adapter;
+    assert_ok(cox_adapter_load(directory, config, share, &adapter, test_err()));
+    return test_own(adapter, cox_adapter_free_owned);
 }
 
 static void expect_refused(const struct cox_model_config *config,
                            const struct fixture_adapter *kind, int code, const char *words)
 {
-    char directory[FIXTURE_PATH_SIZE];
+    const char *directory = fixture_directory();
     const struct cox_share share = {0};
     struct cox_adapter *adapter = NULL;
-    struct cox_error err = {0};
-
-    fixture_directory_create(directory);
     fixture_write_adapter(directory, config, kind);
-    assert_int_equal(cox_adapter_load(directory, config, &share, &adapter, &err), code);
+    assert_refused(cox_adapter_load(directory, config, &share, &adapter, test_err()), code, words);
     assert_null(adapter);
-    if (!strstr(err.text, words))
-        fail_msg("'%s' does not speak of '%s'", err.text, words);
-    fixture_directory_remove(directory);
 }
 
 #define CONFIG_OF(more) "{\"r\":4,\"lora_alpha\":8,\"target_modules\":[\"q_proj\"]" more "}"
@@ -145,12 +139,9 @@ PLAIN_TEST(m13_an_empty_text_is_no_reason)
         .config = CONFIG_OF(
             ",\"peft_type\":\"LORA\",\"bias\":null,\"use_dora\":null,\"lora_bias\":false,\"use_rslora\":null,\"rank_pattern\":{}")};
     const struct cox_share all = {0};
-    char directory[FIXTURE_PATH_SIZE];
-
-    fixture_directory_create(directory);
+    const char *directory = fixture_directory();
     fixture_write_adapter(directory, &fixture_shapes[0], &kind);
-    cox_adapter_free(load(directory, &fixture_shapes[0], &all));
-    fixture_directory_remove(directory);
+    load(directory, &fixture_shapes[0], &all);
 }
 
 PLAIN_TEST(m13_missing_or_broken_files_are_refused)
@@ -158,28 +149,24 @@ PLAIN_TEST(m13_missing_or_broken_files_are_refused)
     static const char *const files[] = {"adapter_config.json", "adapter_model.safetensors"};
     const struct cox_share share = {0};
     struct cox_adapter *adapter = NULL;
-    char directory[FIXTURE_PATH_SIZE], path[FIXTURE_PATH_SIZE + 64];
+    char path[FIXTURE_PATH_SIZE + 64];
 
     for (size_t i = 0; i < 2; i++) {
-        struct cox_error err = {0};
-
-        fixture_directory_create(directory);
+        const char *directory = fixture_directory();
         fixture_write_adapter(directory, &fixture_shapes[0], &kinds[0]);
         fixture_write(directory, files[i], "nothing", 7);
-        assert_int_equal(cox_adapter_load(directory, &fixture_shapes[0], &share, &adapter, &err),
-                         COX_CORRUPT);
-        assert_non_null(strstr(err.text, files[i]));
+        assert_refused(
+            cox_adapter_load(directory, &fixture_shapes[0], &share, &adapter, test_err()),
+            COX_CORRUPT, files[i]);
         snprintf(path, sizeof(path), "%s/%s", directory, files[i]);
         assert_int_equal(unlink(path), 0);
-        err = (struct cox_error){0};
-        assert_int_equal(cox_adapter_load(directory, &fixture_shapes[0], &share, &adapter, &err),
-                         COX_NOT_FOUND);
-        assert_non_null(strstr(err.text, files[i]));
+        assert_refused(
+            cox_adapter_load(directory, &fixture_shapes[0], &share, &adapter, test_err()),
+            COX_NOT_FOUND, files[i]);
         /* A folder, and a pipe without a writer: neither is waited for. */
         assert_int_equal(mkfifo(path, 0600), 0);
         assert_int_not_equal(
             cox_adapter_load(directory, &fixture_shapes[0], &share, &adapter, NULL), 0);
-        fixture_directory_remove(directory);
     }
     assert_int_equal(cox_adapter_load("/nonexistent", &fixture_shapes[0], &share, &adapter, NULL),
                      COX_NOT_FOUND);
@@ -194,10 +181,8 @@ PLAIN_TEST(m13_a_share_has_its_parts_of_the_whole)
         const struct cox_share all = {0};
         const size_t piece =
             (size_t)config->head_count * config->head_dim / cox_slice_count(config);
-        char directory[FIXTURE_PATH_SIZE];
+        const char *directory = fixture_directory();
         struct cox_adapter *whole;
-
-        fixture_directory_create(directory);
         fixture_write_adapter(directory, config, &kinds[0]);
         whole = load(directory, config, &all);
         assert_int_equal(whole->rank, 8);
@@ -233,10 +218,7 @@ PLAIN_TEST(m13_a_share_has_its_parts_of_the_whole)
                          i < 8 * (size_t)config->hidden_size; i++)
                         assert_true(cox_adapter_a(part, layer, COX_PROJECTION_KEY, 0)[i] == 0);
                 }
-                cox_adapter_free(part);
             }
-        cox_adapter_free(whole);
-        fixture_directory_remove(directory);
     }
 }
 
@@ -255,10 +237,8 @@ PLAIN_TEST(m13_other_files_have_another_digest)
 
     for (size_t i = 0; i < 5; i++)
         for (int again = 0; again < 2; again++) {
-            char directory[FIXTURE_PATH_SIZE];
+            const char *directory = fixture_directory();
             struct cox_adapter *adapter;
-
-            fixture_directory_create(directory);
             fixture_write_adapter(directory, &fixture_shapes[0], &others[i]);
             adapter = load(directory, &fixture_shapes[0], &all);
             if (again)
@@ -266,8 +246,6 @@ PLAIN_TEST(m13_other_files_have_another_digest)
             digests[i] = adapter->digest;
             for (size_t other = 0; other < i; other++)
                 assert_true(digests[other] != digests[i]);
-            cox_adapter_free(adapter);
-            fixture_directory_remove(directory);
         }
 }
 
@@ -290,8 +268,7 @@ struct bench {
 };
 
 /* Of all benches. */
-static char model_directory[FIXTURE_PATH_SIZE],
-    adapter_directories[ADAPTER_COUNT][FIXTURE_PATH_SIZE];
+static const char *model_directory, *adapter_directories[ADAPTER_COUNT];
 
 static const struct cox_adapter *find(void *context, const char *lora_id)
 {
@@ -305,32 +282,33 @@ static const struct cox_adapter *find(void *context, const char *lora_id)
 
 static void files_create(const struct cox_model_config *config)
 {
-    fixture_directory_create(model_directory);
+    model_directory = fixture_directory();
     fixture_write_model(model_directory, config, 3, 1);
     for (size_t i = 0; i < ADAPTER_COUNT; i++) {
-        fixture_directory_create(adapter_directories[i]);
+        adapter_directories[i] = fixture_directory();
         fixture_write_adapter(adapter_directories[i], config, &kinds[i]);
     }
 }
 
-static void files_remove(void)
+static void bench_free(void *object)
 {
-    fixture_directory_remove(model_directory);
-    for (size_t i = 0; i < ADAPTER_COUNT; i++)
-        fixture_directory_remove(adapter_directories[i]);
+    struct bench *bench = object;
+    cox_cache_free(bench->cache);
+    cox_model_free(bench->model);
+    free(bench->logits);
+    free(bench);
 }
 
-static void bench_open(struct bench *bench, const struct cox_share *share)
+static struct bench *bench_new(const struct cox_share *share)
 {
+    struct bench *bench = calloc(1, sizeof(*bench));
     const struct cox_model_options options = {
         .tile_count_max = 2, .share = *share, .adapters = {find, bench}};
-    struct cox_error err = {0};
     uint32_t noise = 7;
-
-    memset(bench, 0, sizeof(*bench));
-    if (cox_model_load(model_directory, &options, &bench->model, &err) ||
-        cox_model_cache_new(bench->model, BLOCK_COUNT, 4, 0, NULL, &bench->cache, &err))
-        fail_msg("%s", err.text);
+    assert_non_null(bench);
+    assert_ok(cox_model_load(model_directory, &options, &bench->model, test_err()));
+    assert_ok(
+        cox_model_cache_new(bench->model, BLOCK_COUNT, 4, 0, NULL, &bench->cache, test_err()));
     bench->vocab_size = cox_model_config(bench->model)->vocab_size;
     for (size_t i = 0; i < ADAPTER_COUNT; i++)
         bench->adapters[i] = load(adapter_directories[i], cox_model_config(bench->model), share);
@@ -340,15 +318,7 @@ static void bench_open(struct bench *bench, const struct cox_share *share)
     bench->logits = calloc((size_t)bench->vocab_size * ROW_COUNT_MAX, sizeof(float));
     assert_non_null(bench->logits);
     bench->batch = (struct cox_batch){.rows = bench->rows, .table_count = 1};
-}
-
-static void bench_close(struct bench *bench)
-{
-    cox_cache_free(bench->cache);
-    cox_model_free(bench->model);
-    for (size_t i = 0; i < ADAPTER_COUNT; i++)
-        cox_adapter_free(bench->adapters[i]);
-    free(bench->logits);
+    return test_own(bench, bench_free);
 }
 
 /* Tokens [position, position + count) in blocks of a place of their own. adapter -1: none. */
@@ -375,11 +345,8 @@ static void add_row(struct bench *bench, uint32_t place, uint32_t position, uint
 
 static void step(struct bench *bench)
 {
-    struct cox_error err = {0};
-
-    if (cox_model_step(bench->model, bench->cache, &bench->batch, bench->outputs, bench->logits,
-                       &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_model_step(bench->model, bench->cache, &bench->batch, bench->outputs,
+                             bench->logits, test_err()));
 }
 
 static void clear_rows(struct bench *bench)
@@ -391,8 +358,7 @@ static void clear_rows(struct bench *bench)
 static float *references_new(struct bench *bench)
 {
     const size_t size = bench->vocab_size * sizeof(float);
-    float *references = calloc(ADAPTER_COUNT + 1, size);
-
+    float *references = test_own(calloc(ADAPTER_COUNT + 1, size), free);
     assert_non_null(references);
     for (int adapter = 0; adapter <= (int)ADAPTER_COUNT; adapter++) {
         clear_rows(bench);
@@ -417,77 +383,65 @@ static void expect_row(const struct bench *bench, const float *references, uint3
                         bench->vocab_size * sizeof(float));
 }
 
-PLAIN_TEST(m13_an_adapter_changes_logits_and_one_of_zeros_does_not)
+/* A test over a whole model of each shape, fixture_shapes[c], and its references. */
+#define SHAPES_TEST(name)                                                                          \
+    static void name##_in(struct bench *bench, const float *references, size_t c);                 \
+    PLAIN_TEST(name)                                                                               \
+    {                                                                                              \
+        const struct cox_share all = {0};                                                          \
+        for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {                                         \
+            files_create(&fixture_shapes[c]);                                                      \
+            struct bench *bench = bench_new(&all);                                                 \
+            name##_in(bench, references_new(bench), c);                                            \
+        }                                                                                          \
+    }                                                                                              \
+    static void name##_in(__attribute__((unused)) struct bench *bench, const float *references,    \
+                          __attribute__((unused)) size_t c)
+
+SHAPES_TEST(m13_an_adapter_changes_logits_and_one_of_zeros_does_not)
 {
-    const struct cox_share all = {0};
-
-    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
-        struct bench bench;
-        float *references;
-        size_t size;
-
-        files_create(&fixture_shapes[c]);
-        bench_open(&bench, &all);
-        size = bench.vocab_size * sizeof(float);
-        references = references_new(&bench);
-        assert_memory_equal(reference_of(&bench, references, ZERO),
-                            reference_of(&bench, references, -1), size);
-        assert_memory_not_equal(reference_of(&bench, references, 0),
-                                reference_of(&bench, references, -1), size);
-        assert_memory_not_equal(reference_of(&bench, references, 1),
-                                reference_of(&bench, references, -1), size);
-        assert_memory_not_equal(reference_of(&bench, references, 0),
-                                reference_of(&bench, references, 1), size);
-        free(references);
-        bench_close(&bench);
-        files_remove();
-    }
+    const size_t size = bench->vocab_size * sizeof(float);
+    assert_memory_equal(reference_of(bench, references, ZERO), reference_of(bench, references, -1),
+                        size);
+    assert_memory_not_equal(reference_of(bench, references, 0), reference_of(bench, references, -1),
+                            size);
+    assert_memory_not_equal(reference_of(bench, references, 1), reference_of(bench, references, -1),
+                            size);
+    assert_memory_not_equal(reference_of(bench, references, 0), reference_of(bench, references, 1),
+                            size);
 }
 
 /* Every row with an adapter of its own or none, at every place of a tile, decoding or whole. */
-PLAIN_TEST(m13_s5_rows_of_any_adapters_have_the_bits_of_each_alone)
+SHAPES_TEST(m13_s5_rows_of_any_adapters_have_the_bits_of_each_alone)
 {
-    const struct cox_share all = {0};
-
-    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
-        struct bench bench;
-        float *references;
-
-        files_create(&fixture_shapes[c]);
-        bench_open(&bench, &all);
-        references = references_new(&bench);
-        for (uint32_t before = 0; before < 9; before++) {
-            static const int order[] = {0, -1, 1, 0, 2, -1, 1, 1, 0, 2, 0, -1};
-            clear_rows(&bench);
-            /* Rows of 1 to 3 tokens move the whole ones through all places. */
-            for (uint32_t i = 0; i < before; i++)
-                add_row(&bench, i, 0, 1 + i % 3, order[i]);
-            for (uint32_t i = 0; i < 3; i++)
-                add_row(&bench, before + i, 0, LENGTH, order[before + i]);
-            step(&bench);
-            for (uint32_t i = 0; i < 3; i++)
-                expect_row(&bench, references, before + i, order[before + i]);
-        }
-        /* Prefill in chunks, then decode, all together. */
-        for (uint32_t done = 0; done < LENGTH; done += done < 12 ? 5 : 1) {
-            clear_rows(&bench);
-            for (uint32_t i = 0; i < 5; i++) {
-                uint32_t left = LENGTH - done, count = done < 12 ? 5 : 1;
-
-                add_row(&bench, i, done, left < count ? left : count, (int)(i % 4) - 1);
-            }
-            step(&bench);
-        }
-        for (uint32_t i = 0; i < 5; i++)
-            expect_row(&bench, references, i, (int)(i % 4) - 1);
-        free(references);
-        bench_close(&bench);
-        files_remove();
+    for (uint32_t before = 0; before < 9; before++) {
+        static const int order[] = {0, -1, 1, 0, 2, -1, 1, 1, 0, 2, 0, -1};
+        clear_rows(bench);
+        /* Rows of 1 to 3 tokens move the whole ones through all places. */
+        for (uint32_t i = 0; i < before; i++)
+            add_row(bench, i, 0, 1 + i % 3, order[i]);
+        for (uint32_t i = 0; i < 3; i++)
+            add_row(bench, before + i, 0, LENGTH, order[before + i]);
+        step(bench);
+        for (uint32_t i = 0; i < 3; i++)
+            expect_row(bench, references, before + i, order[before + i]);
     }
+    /* Prefill in chunks, then decode, all together. */
+    for (uint32_t done = 0; done < LENGTH; done += done < 12 ? 5 : 1) {
+        clear_rows(bench);
+        for (uint32_t i = 0; i < 5; i++) {
+            uint32_t left = LENGTH - done, count = done < 12 ? 5 : 1;
+
+            add_row(bench, i, done, left < count ? left : count, (int)(i % 4) - 1);
+        }
+        step(bench);
+    }
+    for (uint32_t i = 0; i < 5; i++)
+        expect_row(bench, references, i, (int)(i % 4) - 1);
 }
 
 struct rank {
-    struct bench bench;
+    struct bench *bench;
     struct fixture_rank exchange;
     struct cox_share share;
     int result;
@@ -496,7 +450,7 @@ struct rank {
 static void *run_rank(void *context)
 {
     struct rank *rank = context;
-    struct bench *bench = &rank->bench;
+    struct bench *bench = rank->bench;
 
     rank->result = cox_model_step(bench->model, bench->cache, &bench->batch, bench->outputs,
                                   bench->logits, NULL);
@@ -505,24 +459,24 @@ static void *run_rank(void *context)
 
 static void check_ranks(const float *references, uint32_t rank_count)
 {
-    struct rank *ranks = calloc(rank_count, sizeof(*ranks));
+    struct rank *ranks = test_own(calloc(rank_count, sizeof(*ranks)), free);
     pthread_t threads[COX_SLICE_COUNT_MAX];
     struct fixture_group group;
 
     assert_int_equal(pthread_barrier_init(&group.barrier, NULL, rank_count), 0);
-    group.slices = calloc((size_t)1 << 20, sizeof(float));
+    group.slices = test_own(calloc((size_t)1 << 20, sizeof(float)), free);
     assert_true(ranks && group.slices);
     for (uint32_t r = 0; r < rank_count; r++) {
         ranks[r].share = (struct cox_share){.rank = r,
                                             .rank_count = rank_count,
                                             .gather = fixture_exchange,
                                             .context = &ranks[r].exchange};
-        bench_open(&ranks[r].bench, &ranks[r].share);
-        const struct cox_model_config *config = cox_model_config(ranks[r].bench.model);
+        ranks[r].bench = bench_new(&ranks[r].share);
+        const struct cox_model_config *config = cox_model_config(ranks[r].bench->model);
         ranks[r].exchange = (struct fixture_rank){&group, cox_slice_count(config),
                                                   cox_share_slices(config, &ranks[r].share)};
         for (uint32_t i = 0; i < 4; i++)
-            add_row(&ranks[r].bench, i, 0, LENGTH, (int)i - 1);
+            add_row(ranks[r].bench, i, 0, LENGTH, (int)i - 1);
     }
     for (uint32_t r = 0; r < rank_count; r++)
         assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
@@ -530,51 +484,27 @@ static void check_ranks(const float *references, uint32_t rank_count)
         assert_int_equal(pthread_join(threads[r], NULL), 0);
         assert_int_equal(ranks[r].result, 0);
         for (uint32_t i = 0; i < 4; i++)
-            expect_row(&ranks[r].bench, references, i, (int)i - 1);
+            expect_row(ranks[r].bench, references, i, (int)i - 1);
     }
-    for (uint32_t r = 0; r < rank_count; r++)
-        bench_close(&ranks[r].bench);
-    free(group.slices);
-    free(ranks);
     pthread_barrier_destroy(&group.barrier);
 }
 
-PLAIN_TEST(m13_s5_adapters_give_the_same_bits_for_any_number_of_ranks)
+SHAPES_TEST(m13_s5_adapters_give_the_same_bits_for_any_number_of_ranks)
 {
-    const struct cox_share all = {0};
-
-    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
-        struct bench bench;
-        float *references;
-
-        files_create(&fixture_shapes[c]);
-        bench_open(&bench, &all);
-        references = references_new(&bench);
-        for (uint32_t rank_count = 1; rank_count <= cox_slice_count(&fixture_shapes[c]);
-             rank_count++)
-            if (cox_slice_count(&fixture_shapes[c]) % rank_count == 0)
-                check_ranks(references, rank_count);
-        free(references);
-        bench_close(&bench);
-        files_remove();
-    }
+    for (uint32_t rank_count = 1; rank_count <= cox_slice_count(&fixture_shapes[c]); rank_count++)
+        if (cox_slice_count(&fixture_shapes[c]) % rank_count == 0)
+            check_ranks(references, rank_count);
 }
 
 PLAIN_TEST(m13_an_unknown_adapter_is_refused_before_anything_happens)
 {
     const struct cox_share all = {0};
-    struct cox_error err = {0};
-    struct bench bench;
-
     files_create(&fixture_shapes[0]);
-    bench_open(&bench, &all);
-    add_row(&bench, 0, 0, 3, 0);
-    add_row(&bench, 1, 0, 3, 0);
-    bench.rows[1].lora_id = "missing";
-    assert_int_equal(
-        cox_model_step(bench.model, bench.cache, &bench.batch, bench.outputs, NULL, &err),
-        COX_INVALID);
-    assert_non_null(strstr(err.text, "sequence 101: there is no LoRA adapter 'missing' here"));
-    bench_close(&bench);
-    files_remove();
+    struct bench *bench = bench_new(&all);
+    add_row(bench, 0, 0, 3, 0);
+    add_row(bench, 1, 0, 3, 0);
+    bench->rows[1].lora_id = "missing";
+    assert_refused(
+        cox_model_step(bench->model, bench->cache, &bench->batch, bench->outputs, NULL, test_err()),
+        COX_INVALID, "sequence 101: there is no LoRA adapter 'missing' here");
 }

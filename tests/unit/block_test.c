@@ -31,50 +31,38 @@ static const struct cox_model_config small = {
     .eos_tokens = {2, 5},
 };
 
-static char directory[FIXTURE_PATH_SIZE];
+static const char *directory;
 
 static int open_directory(void **state)
 {
     (void)state;
-    fixture_directory_create(directory);
+    directory = fixture_directory();
     fixture_write_model(directory, &small, 7, 1);
     return 0;
 }
 
-static int close_directory(void **state)
-{
-    (void)state;
-    fixture_directory_remove(directory);
-    return 0;
-}
-
-#define TEST(name) TEST_WITH(name, open_directory, close_directory)
+#define TEST(name) TEST_WITH(name, open_directory, NULL)
 
 static uint64_t digest_of(const char *folder)
 {
-    struct cox_error err = {0};
     uint64_t digest = 0;
 
-    if (cox_model_digest_folder(folder, &digest, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_model_digest_folder(folder, &digest, test_err()));
     assert_true(digest != 0);
     return digest;
 }
 
-/* A block of the folder's model; the caller frees it. */
+/* A block of the folder's model. */
 static void *fill(struct cox_model_config *config, uint64_t *ret_size)
 {
-    struct cox_error err = {0};
     void *block;
 
-    if (cox_model_folder_config(directory, config, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_model_folder_config(directory, config, test_err()));
     *ret_size = cox_model_block_size(config);
-    block = aligned_alloc(COX_WEIGHTS_ALIGNMENT, *ret_size);
+    block = test_own(aligned_alloc(COX_WEIGHTS_ALIGNMENT, *ret_size), free);
     assert_non_null(block);
     memset(block, 0xff, *ret_size);
-    if (cox_model_block_fill(config, directory, block, NULL, NULL, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_model_block_fill(config, directory, block, NULL, NULL, test_err()));
     return block;
 }
 
@@ -82,14 +70,12 @@ TEST(weights_block_is_a_whole_model)
 {
     struct cox_model_config config;
     struct cox_model_block found;
-    struct cox_error err = {0};
     uint64_t size;
     float *alone;
     void *block = fill(&config, &size);
 
-    if (cox_model_block_read(block, size, &found, &err))
-        fail_msg("%s", err.text);
-    assert_int_equal(cox_model_config_compare(&config, &found.config, &err), 0);
+    assert_ok(cox_model_block_read(block, size, &found, test_err()));
+    assert_ok(cox_model_config_compare(&config, &found.config, test_err()));
     assert_int_equal(found.config.eos_token_count, config.eos_token_count);
     assert_memory_equal(found.config.eos_tokens, config.eos_tokens, sizeof config.eos_tokens);
     assert_int_equal(found.config.bos_token, config.bos_token);
@@ -97,12 +83,10 @@ TEST(weights_block_is_a_whole_model)
     assert_true(found.config.rms_norm_eps == config.rms_norm_eps);
     assert_true(found.digest == digest_of(directory));
     assert_int_equal((uintptr_t)found.weights % COX_WEIGHTS_ALIGNMENT, 0);
-    alone = aligned_alloc(COX_WEIGHTS_ALIGNMENT, found.weights_size);
+    alone = test_own(aligned_alloc(COX_WEIGHTS_ALIGNMENT, found.weights_size), free);
     assert_non_null(alone);
-    assert_int_equal(cox_weights_fill(&config, directory, alone, NULL, NULL, &err), 0);
+    assert_ok(cox_weights_fill(&config, directory, alone, NULL, NULL, test_err()));
     assert_memory_equal(alone, found.weights, found.weights_size);
-    free(alone);
-    free(block);
 }
 
 /* Any byte of the head, and any length too short, is refused; nothing is read behind the block. */
@@ -122,7 +106,6 @@ TEST(weights_block_bad_heads_are_refused)
     assert_int_equal(cox_model_block_read(block, size - 1, &found, NULL), COX_CORRUPT);
     assert_int_equal(cox_model_block_read(block, 10, &found, NULL), COX_CORRUPT);
     assert_int_equal(cox_model_block_read(block, size, &found, NULL), 0);
-    free(block);
 }
 
 /* A head that is well formed and says what cannot be. */
@@ -180,7 +163,6 @@ TEST(weights_block_impossible_configurations_are_refused)
     bad.check = cox_hash_bytes(COX_HASH_START, &bad, offsetof(struct cox_model_block_head, check));
     memcpy(block, &bad, sizeof bad);
     assert_int_equal(cox_model_block_read(block, size, &found, NULL), COX_VERSION);
-    free(block);
 }
 
 static void change_byte(const char *name, off_t offset)
@@ -208,11 +190,10 @@ static void change_byte(const char *name, off_t offset)
 TEST(weights_digest_is_of_configuration_and_weights)
 {
     const uint64_t first = digest_of(directory);
-    char other[FIXTURE_PATH_SIZE];
+    const char *other = fixture_directory();
     struct cox_model_config config = small;
 
     assert_true(first == digest_of(directory));
-    fixture_directory_create(other);
     fixture_write_model(other, &small, 7, 1);
     assert_true(first == digest_of(other));
     config.position_count_max = 63;
@@ -220,7 +201,6 @@ TEST(weights_digest_is_of_configuration_and_weights)
     assert_true(first != digest_of(other));
     fixture_write_model(other, &small, 8, 1);
     assert_true(first != digest_of(other));
-    fixture_directory_remove(other);
     change_byte("model.safetensors", -1);
     assert_true(first != digest_of(directory));
     change_byte("model.safetensors", -1);
@@ -229,16 +209,14 @@ TEST(weights_digest_is_of_configuration_and_weights)
 
 TEST(weights_digest_of_several_files)
 {
-    char other[FIXTURE_PATH_SIZE];
+    const char *other = fixture_directory();
     uint64_t first;
 
-    fixture_directory_create(other);
     fixture_write_model(other, &small, 7, 3);
     first = digest_of(other);
     assert_true(first == digest_of(other));
     fixture_write_model(other, &small, 9, 3);
     assert_true(first != digest_of(other));
-    fixture_directory_remove(other);
 }
 
 /* A sample, evenly spread: the beginning, the end and whatever is changed at many places. */
@@ -262,29 +240,26 @@ TEST(weights_digest_of_a_large_file_is_of_a_sample)
 TEST(weights_of_other_shapes_are_refused)
 {
     struct cox_model_config other = small;
-    struct cox_error err = {0};
 
     other.rope_theta = 5;
     other.rms_norm_eps = 1e-3f;
     other.bos_token = -1;
-    assert_int_equal(cox_model_config_compare(&small, &other, &err), 0);
+    assert_ok(cox_model_config_compare(&small, &other, test_err()));
     other.vocab_size = 38;
-    assert_int_equal(cox_model_config_compare(&small, &other, &err), COX_INVALID);
-    assert_non_null(strstr(err.text, "vocab_size is 38, that of the model in use 37"));
-    err = (struct cox_error){0};
+    assert_refused(cox_model_config_compare(&small, &other, test_err()), COX_INVALID,
+                   "vocab_size is 38, that of the model in use 37");
     other = small;
     other.tied_embeddings = true;
-    assert_int_equal(cox_model_config_compare(&small, &other, &err), COX_INVALID);
-    assert_non_null(strstr(err.text, "tie_word_embeddings"));
+    assert_refused(cox_model_config_compare(&small, &other, test_err()), COX_INVALID,
+                   "tie_word_embeddings");
     /* Another one, one fewer, in another order. */
     for (int i = 0; i < 3; i++) {
-        err = (struct cox_error){0};
         other = small;
         other.eos_token_count -= i == 1;
         other.eos_tokens[1] = i == 0 ? 6 : 2;
         other.eos_tokens[0] = i == 2 ? 5 : 2;
-        assert_int_equal(cox_model_config_compare(&small, &other, &err), COX_INVALID);
-        assert_non_null(strstr(err.text, "eos_token_id"));
+        assert_refused(cox_model_config_compare(&small, &other, test_err()), COX_INVALID,
+                       "eos_token_id");
     }
 }
 
@@ -299,17 +274,15 @@ TEST(weights_loading_can_be_given_up)
 {
     struct cox_model_config config;
     struct cox_model_block found;
-    struct cox_error err = {0};
     uint64_t size;
     int asked = 0;
     void *block = fill(&config, &size);
 
-    assert_int_equal(cox_model_block_fill(&config, directory, block, yes, &asked, &err),
+    assert_int_equal(cox_model_block_fill(&config, directory, block, yes, &asked, NULL),
                      COX_ABORTED);
     assert_int_equal(asked, 1);
     /* And what was there before is no model any more. */
     assert_int_equal(cox_model_block_read(block, size, &found, NULL), COX_CORRUPT);
-    free(block);
 }
 
 /* In the midst of it there are other weights of the same shapes. */
@@ -325,18 +298,15 @@ TEST(weights_that_change_while_they_are_loaded_are_no_model)
 {
     struct cox_model_config config;
     struct cox_model_block found;
-    struct cox_error err = {0};
     uint64_t size;
     int asked = 0;
     void *block = fill(&config, &size);
 
-    assert_int_equal(cox_model_block_fill(&config, directory, block, rewrite, &asked, &err),
-                     COX_INVALID);
-    assert_non_null(strstr(err.text, "changed while it was read"));
+    assert_refused(cox_model_block_fill(&config, directory, block, rewrite, &asked, test_err()),
+                   COX_INVALID, "changed while it was read");
     assert_int_equal(cox_model_block_read(block, size, &found, NULL), COX_CORRUPT);
     asked = 2; /* and now it stays */
     assert_int_equal(cox_model_block_fill(&config, directory, block, rewrite, &asked, NULL), 0);
     assert_int_equal(cox_model_block_read(block, size, &found, NULL), 0);
     assert_true(found.digest == digest_of(directory));
-    free(block);
 }

@@ -50,7 +50,7 @@ static const struct cox_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
 
 /* One model, its cache, and rows to fill; block tables count up from a number per row. */
 struct bench {
-    char directory[FIXTURE_PATH_SIZE];
+    const char *directory;
     struct cox_model *model;
     struct cox_cache *cache;
     uint32_t vocab_size;
@@ -102,10 +102,7 @@ static int step(struct bench *bench, struct cox_error *err)
 
 static void step_ok(struct bench *bench)
 {
-    struct cox_error err = {0};
-
-    if (step(bench, &err))
-        fail_msg("%s", err.text);
+    assert_ok(step(bench, test_err()));
 }
 
 static void assert_reference(const struct bench *bench, uint32_t row)
@@ -117,30 +114,36 @@ static void assert_reference(const struct bench *bench, uint32_t row)
 static struct cox_model *load(const char *directory, const struct cox_model_options *options)
 {
     struct cox_model *model = NULL;
-    struct cox_error err = {0};
 
-    if (cox_model_load(directory, options, &model, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_model_load(directory, options, &model, test_err()));
     return model;
 }
 
 static void open_cache(struct bench *bench, uint32_t block_size)
 {
-    struct cox_error err = {0};
-
     cox_cache_free(bench->cache);
     bench->cache = NULL;
-    if (cox_model_cache_new(bench->model, BLOCK_COUNT, block_size, 8, NULL, &bench->cache, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_model_cache_new(bench->model, BLOCK_COUNT, block_size, 8, NULL, &bench->cache,
+                                  test_err()));
 }
 
-static void open_bench(struct bench *bench, const struct cox_model_config *config)
+static void bench_free(void *object)
 {
+    struct bench *bench = object;
+    cox_cache_free(bench->cache);
+    cox_model_free(bench->model);
+    free(bench->reference);
+    free(bench->logits);
+    free(bench);
+}
+
+static struct bench *bench_new(const struct cox_model_config *config)
+{
+    struct bench *bench = test_own(calloc(1, sizeof(*bench)), bench_free);
     uint32_t noise = 7;
 
-    memset(bench, 0, sizeof(*bench));
     aborted_after = -1;
-    fixture_directory_create(bench->directory);
+    bench->directory = fixture_directory();
     fixture_write_model(bench->directory, config, 3, 1);
     bench->model = load(bench->directory, NULL);
     open_cache(bench, 4);
@@ -157,112 +160,89 @@ static void open_bench(struct bench *bench, const struct cox_model_config *confi
     step_ok(bench);
     memcpy(bench->reference, bench->logits, bench->vocab_size * sizeof(float));
     clear_rows(bench);
+    return bench;
 }
 
-static void close_bench(struct bench *bench)
-{
-    cox_cache_free(bench->cache);
-    cox_model_free(bench->model);
-    free(bench->reference);
-    free(bench->logits);
-    fixture_directory_remove(bench->directory);
-}
+/* A test over a model of each shape, fixture_shapes[c]. */
+#define SHAPES_TEST(name)                                                                          \
+    static void name##_in(struct bench *bench, size_t c);                                          \
+    PLAIN_TEST(name)                                                                               \
+    {                                                                                              \
+        for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++)                                           \
+            name##_in(bench_new(&fixture_shapes[c]), c);                                           \
+    }                                                                                              \
+    static void name##_in(struct bench *bench, __attribute__((unused)) size_t c)
 
-PLAIN_TEST(s5_logits_same_bits_at_any_place_in_a_batch)
+SHAPES_TEST(s5_logits_same_bits_at_any_place_in_a_batch)
 {
-    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
-        struct bench bench;
-
-        open_bench(&bench, &fixture_shapes[c]);
-        for (uint32_t before = 0; before < 10; before++) {
-            clear_rows(&bench);
-            /* Rows of 1 to 3 tokens move the sequence through all places of a tile. */
-            for (uint32_t i = 0; i < before; i++)
-                add_row(&bench, bench.noise, 0, 1 + i % 3, 11 + i);
-            add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 21);
-            add_row(&bench, bench.noise, 0, 5, 90);
-            step_ok(&bench);
-            assert_reference(&bench, before);
-        }
-        close_bench(&bench);
+    for (uint32_t before = 0; before < 10; before++) {
+        clear_rows(bench);
+        /* Rows of 1 to 3 tokens move the sequence through all places of a tile. */
+        for (uint32_t i = 0; i < before; i++)
+            add_row(bench, bench->noise, 0, 1 + i % 3, 11 + i);
+        add_row(bench, bench->sequence, 0, SEQUENCE_LENGTH, 21);
+        add_row(bench, bench->noise, 0, 5, 90);
+        step_ok(bench);
+        assert_reference(bench, before);
     }
 }
 
-PLAIN_TEST(s5_logits_same_bits_for_any_prefill_chunks)
+SHAPES_TEST(s5_logits_same_bits_for_any_prefill_chunks)
 {
     static const uint32_t chunks[] = {1, 2, 3, 7, 8, 9, 16, 36};
+    for (size_t i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
+        open_cache(bench, 4);
+        for (uint32_t done = 0; done < SEQUENCE_LENGTH; done += chunks[i]) {
+            uint32_t left = SEQUENCE_LENGTH - done;
 
-    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
-        struct bench bench;
-
-        open_bench(&bench, &fixture_shapes[c]);
-        for (size_t i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
-            open_cache(&bench, 4);
-            for (uint32_t done = 0; done < SEQUENCE_LENGTH; done += chunks[i]) {
-                uint32_t left = SEQUENCE_LENGTH - done;
-
-                clear_rows(&bench);
-                add_row(&bench, bench.sequence, done, left < chunks[i] ? left : chunks[i], 5);
-                step_ok(&bench);
-            }
-            assert_reference(&bench, 0);
+            clear_rows(bench);
+            add_row(bench, bench->sequence, done, left < chunks[i] ? left : chunks[i], 5);
+            step_ok(bench);
         }
-        close_bench(&bench);
+        assert_reference(bench, 0);
     }
 }
 
 /* A pass of one tile cuts the prompt in five; blocks of other sizes and places change nothing. */
-PLAIN_TEST(s5_logits_same_bits_for_any_pass_and_block_size)
+SHAPES_TEST(s5_logits_same_bits_for_any_pass_and_block_size)
 {
     static const uint32_t block_sizes[] = {1, 3, 4, 16, 64};
+    const struct cox_model_options options = {.tile_count_max = 1};
 
-    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
-        const struct cox_model_options options = {.tile_count_max = 1};
-        struct bench bench;
-
-        open_bench(&bench, &fixture_shapes[c]);
-        cox_model_free(bench.model);
-        bench.model = load(bench.directory, &options);
-        for (size_t i = 0; i < sizeof(block_sizes) / sizeof(block_sizes[0]); i++) {
-            open_cache(&bench, block_sizes[i]);
-            clear_rows(&bench);
-            add_row(&bench, bench.noise, 0, 3, 50);
-            add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 70);
-            step_ok(&bench);
-            assert_reference(&bench, 1);
-        }
-        close_bench(&bench);
+    cox_model_free(bench->model);
+    bench->model = load(bench->directory, &options);
+    for (size_t i = 0; i < sizeof(block_sizes) / sizeof(block_sizes[0]); i++) {
+        open_cache(bench, block_sizes[i]);
+        clear_rows(bench);
+        add_row(bench, bench->noise, 0, 3, 50);
+        add_row(bench, bench->sequence, 0, SEQUENCE_LENGTH, 70);
+        step_ok(bench);
+        assert_reference(bench, 1);
     }
 }
 
 /* Decodes among others, dropped half-way and computed again as one prefill. */
-PLAIN_TEST(s5_logits_same_bits_after_recomputation)
+SHAPES_TEST(s5_logits_same_bits_after_recomputation)
 {
-    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
-        struct bench bench;
-
-        open_bench(&bench, &fixture_shapes[c]);
-        clear_rows(&bench);
-        add_row(&bench, bench.sequence, 0, 5, 0);
-        step_ok(&bench);
-        for (uint32_t done = 5; done < 20; done++) {
-            clear_rows(&bench);
-            for (uint32_t i = 0; i < done % 4; i++)
-                add_row(&bench, bench.noise, 0, 1, 60 + i);
-            add_row(&bench, bench.sequence, done, 1, 0);
-            step_ok(&bench);
-        }
-        clear_rows(&bench);
-        add_row(&bench, bench.sequence, 0, 20, 30);
-        step_ok(&bench);
-        for (uint32_t done = 20; done < SEQUENCE_LENGTH; done++) {
-            clear_rows(&bench);
-            add_row(&bench, bench.sequence, done, 1, 30);
-            step_ok(&bench);
-        }
-        assert_reference(&bench, 0);
-        close_bench(&bench);
+    clear_rows(bench);
+    add_row(bench, bench->sequence, 0, 5, 0);
+    step_ok(bench);
+    for (uint32_t done = 5; done < 20; done++) {
+        clear_rows(bench);
+        for (uint32_t i = 0; i < done % 4; i++)
+            add_row(bench, bench->noise, 0, 1, 60 + i);
+        add_row(bench, bench->sequence, done, 1, 0);
+        step_ok(bench);
     }
+    clear_rows(bench);
+    add_row(bench, bench->sequence, 0, 20, 30);
+    step_ok(bench);
+    for (uint32_t done = 20; done < SEQUENCE_LENGTH; done++) {
+        clear_rows(bench);
+        add_row(bench, bench->sequence, done, 1, 30);
+        step_ok(bench);
+    }
+    assert_reference(bench, 0);
 }
 
 struct rank {
@@ -291,11 +271,9 @@ static struct cox_model *borrow(const void *block, const struct bench *bench,
                                 const struct cox_model_options *options)
 {
     struct cox_model *model;
-    struct cox_error err = {0};
 
-    if (cox_model_borrow(block, cox_model_block_size(cox_model_config(bench->model)), options,
-                         &model, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_model_borrow(block, cox_model_block_size(cox_model_config(bench->model)), options,
+                               &model, test_err()));
     return model;
 }
 
@@ -377,49 +355,38 @@ static uint32_t next_rank_count(size_t c, uint32_t rank_count)
     return share.rank_count <= COX_SLICE_COUNT_MAX ? share.rank_count : 0;
 }
 
-PLAIN_TEST(s5_logits_same_bits_for_any_number_of_ranks)
+SHAPES_TEST(s5_logits_same_bits_for_any_number_of_ranks)
 {
-    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
-        struct bench bench;
-        struct cox_weights_layout layout;
-        float *weights;
-        void *block;
+    struct cox_weights_layout layout;
+    float *weights;
+    void *block;
 
-        open_bench(&bench, &fixture_shapes[c]);
-        layout = cox_weights_layout(cox_model_config(bench.model));
-        weights = aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_weights_size(&layout));
-        assert_non_null(weights);
-        assert_int_equal(cox_weights_fill(cox_model_config(bench.model), bench.directory, weights,
-                                          NULL, NULL, NULL),
-                         0);
-        block = fill_block(&bench);
-        clear_rows(&bench);
-        add_row(&bench, bench.noise, 0, 6, 80);
-        add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 3);
-        for (uint32_t rank_count = 1; rank_count; rank_count = next_rank_count(c, rank_count))
-            check_ranks(&bench, rank_count, weights, cox_weights_size(&layout));
-        for (uint32_t rank_count = 1; rank_count; rank_count = next_rank_count(c, rank_count))
-            check_ranks(&bench, rank_count, block, 0);
-        free(block);
-        free(weights);
-        close_bench(&bench);
-    }
+    layout = cox_weights_layout(cox_model_config(bench->model));
+    weights = aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_weights_size(&layout));
+    assert_non_null(weights);
+    assert_int_equal(cox_weights_fill(cox_model_config(bench->model), bench->directory, weights,
+                                      NULL, NULL, NULL),
+                     0);
+    block = fill_block(bench);
+    clear_rows(bench);
+    add_row(bench, bench->noise, 0, 6, 80);
+    add_row(bench, bench->sequence, 0, SEQUENCE_LENGTH, 3);
+    for (uint32_t rank_count = 1; rank_count; rank_count = next_rank_count(c, rank_count))
+        check_ranks(bench, rank_count, weights, cox_weights_size(&layout));
+    for (uint32_t rank_count = 1; rank_count; rank_count = next_rank_count(c, rank_count))
+        check_ranks(bench, rank_count, block, 0);
+    free(block);
+    free(weights);
 }
 
 /* Each rank loads what its share needs and nothing else. */
-PLAIN_TEST(s5_logits_same_bits_with_the_weights_of_a_share_alone)
+SHAPES_TEST(s5_logits_same_bits_with_the_weights_of_a_share_alone)
 {
-    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
-        struct bench bench;
-
-        open_bench(&bench, &fixture_shapes[c]);
-        clear_rows(&bench);
-        add_row(&bench, bench.noise, 0, 6, 80);
-        add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 3);
-        for (uint32_t rank_count = 1; rank_count; rank_count = next_rank_count(c, rank_count))
-            check_ranks(&bench, rank_count, NULL, 0);
-        close_bench(&bench);
-    }
+    clear_rows(bench);
+    add_row(bench, bench->noise, 0, 6, 80);
+    add_row(bench, bench->sequence, 0, SEQUENCE_LENGTH, 3);
+    for (uint32_t rank_count = 1; rank_count; rank_count = next_rank_count(c, rank_count))
+        check_ranks(bench, rank_count, NULL, 0);
 }
 
 /* What is in private memory is 1/N of the whole, but for what must be everywhere. */
@@ -460,62 +427,54 @@ PLAIN_TEST(s5_sampled_tokens_repeat_in_any_batch)
     const struct cox_sampling sampling = {
         .temperature = 0.8f, .top_p = 0.9f, .top_k = 20, .repetition_penalty = 1.2f, .seed = 99};
     struct cox_batch_output alone;
-    struct bench bench;
 
-    open_bench(&bench, &fixture_shapes[0]);
-    add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 0);
-    bench.rows[0].sampling = &sampling;
-    step_ok(&bench);
-    alone = bench.outputs[0];
-    assert_in_range(alone.token, 0, bench.vocab_size - 1);
+    struct bench *bench = bench_new(&fixture_shapes[0]);
+    add_row(bench, bench->sequence, 0, SEQUENCE_LENGTH, 0);
+    bench->rows[0].sampling = &sampling;
+    step_ok(bench);
+    alone = bench->outputs[0];
+    assert_in_range(alone.token, 0, bench->vocab_size - 1);
     assert_true(alone.logprob < 0);
-    clear_rows(&bench);
-    add_row(&bench, bench.noise, 0, 4, 40);
-    bench.rows[0].emit = false;
-    bench.rows[0].sampling = NULL;
-    add_row(&bench, bench.sequence, SEQUENCE_LENGTH - 1, 1, 0);
-    bench.rows[1].sampling = &sampling;
-    step_ok(&bench);
-    assert_int_equal(bench.outputs[0].token, -1);
-    assert_memory_equal(&bench.outputs[1], &alone, sizeof(alone));
-    close_bench(&bench);
+    clear_rows(bench);
+    add_row(bench, bench->noise, 0, 4, 40);
+    bench->rows[0].emit = false;
+    bench->rows[0].sampling = NULL;
+    add_row(bench, bench->sequence, SEQUENCE_LENGTH - 1, 1, 0);
+    bench->rows[1].sampling = &sampling;
+    step_ok(bench);
+    assert_int_equal(bench->outputs[0].token, -1);
+    assert_memory_equal(&bench->outputs[1], &alone, sizeof(alone));
 }
 
 PLAIN_TEST(block_moves_happen_before_the_rows)
 {
     /* 36 positions in blocks 0 to 8 of 4 go out, come back at 20 and up, two by way of a copy. */
     struct cox_block_pair out[8], in[8], copy[2] = {{20, 40}, {8, 41}};
-    struct bench bench;
 
-    open_bench(&bench, &fixture_shapes[0]);
-    add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH - 1, 0);
-    step_ok(&bench);
+    struct bench *bench = bench_new(&fixture_shapes[0]);
+    add_row(bench, bench->sequence, 0, SEQUENCE_LENGTH - 1, 0);
+    step_ok(bench);
     for (int32_t i = 0; i < 8; i++) {
         out[i] = (struct cox_block_pair){i, 7 - i};
         in[i] = (struct cox_block_pair){7 - i, 20 + i};
     }
-    clear_rows(&bench);
-    add_row(&bench, bench.sequence, SEQUENCE_LENGTH - 1, 1, 20);
-    bench.blocks[0][0] = 40;
-    bench.blocks[0][8] = 41;
-    bench.batch.swap_out = out;
-    bench.batch.swap_out_count = 8;
-    bench.batch.swap_in = in;
-    bench.batch.swap_in_count = 8;
-    bench.batch.copy = copy;
-    bench.batch.copy_count = 2;
-    step_ok(&bench);
-    assert_reference(&bench, 0);
-    close_bench(&bench);
+    clear_rows(bench);
+    add_row(bench, bench->sequence, SEQUENCE_LENGTH - 1, 1, 20);
+    bench->blocks[0][0] = 40;
+    bench->blocks[0][8] = 41;
+    bench->batch.swap_out = out;
+    bench->batch.swap_out_count = 8;
+    bench->batch.swap_in = in;
+    bench->batch.swap_in_count = 8;
+    bench->batch.copy = copy;
+    bench->batch.copy_count = 2;
+    step_ok(bench);
+    assert_reference(bench, 0);
 }
 
 static void expect_refused(struct bench *bench, const char *word)
 {
-    struct cox_error err = {0};
-
-    assert_int_equal(step(bench, &err), COX_INVALID);
-    if (!strstr(err.text, word))
-        fail_msg("\"%s\" does not say \"%s\"", err.text, word);
+    assert_refused(step(bench, test_err()), COX_INVALID, word);
 }
 
 /* Each row is wrong in one way; the first row is right and must not have been computed. */
@@ -523,15 +482,14 @@ PLAIN_TEST(step_refuses_a_bad_row_without_effect)
 {
     const struct cox_sampling hot = {.temperature = -1, .top_p = 1, .repetition_penalty = 1};
     const struct cox_block_pair pair = {0, (int32_t)BLOCK_COUNT};
-    struct bench bench;
     void *before;
     size_t size;
 
-    open_bench(&bench, &fixture_shapes[0]);
-    size = (size_t)cox_cache_block_size(cox_cache_geometry(bench.cache)) * BLOCK_COUNT;
+    struct bench *bench = bench_new(&fixture_shapes[0]);
+    size = (size_t)cox_cache_block_size(cox_cache_geometry(bench->cache)) * BLOCK_COUNT;
     before = malloc(size);
     assert_non_null(before);
-    memcpy(before, cox_cache_block(bench.cache, 0), size);
+    memcpy(before, cox_cache_block(bench->cache, 0), size);
 
     for (int wrong = 0; wrong < 9; wrong++) {
         static const char *const words[] = {"0 tokens",    "positions below", "token 61",
@@ -540,11 +498,11 @@ PLAIN_TEST(step_refuses_a_bad_row_without_effect)
         int32_t tokens[SEQUENCE_LENGTH];
         struct cox_batch_row *row;
 
-        memcpy(tokens, bench.sequence, sizeof(tokens));
-        clear_rows(&bench);
-        add_row(&bench, bench.noise, 0, 9, 50);
-        add_row(&bench, tokens, 1, SEQUENCE_LENGTH - 1, 0);
-        row = &bench.rows[1];
+        memcpy(tokens, bench->sequence, sizeof(tokens));
+        clear_rows(bench);
+        add_row(bench, bench->noise, 0, 9, 50);
+        add_row(bench, tokens, 1, SEQUENCE_LENGTH - 1, 0);
+        row = &bench->rows[1];
         switch (wrong) {
         case 0:
             row->token_count = 0;
@@ -559,93 +517,79 @@ PLAIN_TEST(step_refuses_a_bad_row_without_effect)
             tokens[0] = -1;
             break;
         case 4:
-            bench.tables[1].count = 9;
+            bench->tables[1].count = 9;
             break;
         case 5:
-            bench.blocks[1][9] = (int32_t)BLOCK_COUNT;
+            bench->blocks[1][9] = (int32_t)BLOCK_COUNT;
             break;
         case 6:
-            bench.blocks[1][0] = -1;
+            bench->blocks[1][0] = -1;
             break;
         case 7:
             row->sampling = &hot;
             break;
         default:
-            bench.batch.copy = &pair;
-            bench.batch.copy_count = 1;
+            bench->batch.copy = &pair;
+            bench->batch.copy_count = 1;
         }
-        expect_refused(&bench, words[wrong]);
-        assert_memory_equal(cox_cache_block(bench.cache, 0), before, size);
+        expect_refused(bench, words[wrong]);
+        assert_memory_equal(cox_cache_block(bench->cache, 0), before, size);
     }
     free(before);
-    close_bench(&bench);
 }
 
 PLAIN_TEST(step_stops_between_layers_when_given_up)
 {
-    struct cox_error err = {0};
-    struct bench bench;
 
-    open_bench(&bench, &fixture_shapes[0]);
+    struct bench *bench = bench_new(&fixture_shapes[0]);
     for (int after = 0; after < 3; after++) {
-        clear_rows(&bench);
-        add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 0);
+        clear_rows(bench);
+        add_row(bench, bench->sequence, 0, SEQUENCE_LENGTH, 0);
         aborted_after = after;
-        err = (struct cox_error){0};
-        assert_int_equal(step(&bench, &err), COX_ABORTED);
+        assert_int_equal(step(bench, NULL), COX_ABORTED);
     }
     aborted_after = -1;
-    step_ok(&bench);
-    assert_reference(&bench, 0);
-    close_bench(&bench);
+    step_ok(bench);
+    assert_reference(bench, 0);
 }
 
 PLAIN_TEST(step_without_rows_does_nothing)
 {
-    struct bench bench;
-
-    open_bench(&bench, &fixture_shapes[0]);
-    bench.batch = (struct cox_batch){.forward_type = COX_FORWARD_DUMMY};
-    step_ok(&bench);
-    close_bench(&bench);
+    struct bench *bench = bench_new(&fixture_shapes[0]);
+    bench->batch = (struct cox_batch){.forward_type = COX_FORWARD_DUMMY};
+    step_ok(bench);
 }
 
 PLAIN_TEST(cache_of_another_model_is_refused)
 {
     struct cox_cache_geometry geometry;
     struct cox_cache *cache;
-    struct bench bench;
 
-    open_bench(&bench, &fixture_shapes[0]);
-    geometry = cox_model_cache_geometry(bench.model, BLOCK_COUNT, 4, 0);
+    struct bench *bench = bench_new(&fixture_shapes[0]);
+    geometry = cox_model_cache_geometry(bench->model, BLOCK_COUNT, 4, 0);
     geometry.layer_count++;
-    cache = bench.cache;
-    assert_int_equal(cox_cache_new(&geometry, NULL, &bench.cache, NULL), 0);
-    add_row(&bench, bench.sequence, 0, 1, 0);
-    expect_refused(&bench, "layers");
+    cache = bench->cache;
+    assert_int_equal(cox_cache_new(&geometry, NULL, &bench->cache, NULL), 0);
+    add_row(bench, bench->sequence, 0, 1, 0);
+    expect_refused(bench, "layers");
     cox_cache_free(cache);
-    close_bench(&bench);
 }
 
 static void load_fails(const char *directory, const struct cox_model_options *options, int code,
                        const char *word)
 {
     struct cox_model *model = NULL;
-    struct cox_error err = {0};
 
-    assert_int_equal(cox_model_load(directory, options, &model, &err), code);
+    assert_refused(cox_model_load(directory, options, &model, test_err()), code, word);
     assert_null(model);
-    if (!strstr(err.text, word))
-        fail_msg("\"%s\" does not say \"%s\"", err.text, word);
 }
 
 PLAIN_TEST(load_refuses_what_cannot_be)
 {
     const float lent[16] __attribute__((aligned(COX_WEIGHTS_ALIGNMENT))) = {0};
     struct cox_model_options options = {.share = {.rank = 0, .rank_count = 2}};
-    char directory[FIXTURE_PATH_SIZE];
+    const char *directory = fixture_directory();
 
-    fixture_directory_create(directory);
     load_fails(directory, NULL, COX_NOT_FOUND, "config.json");
     fixture_write_model(directory, &fixture_shapes[0], 1, 1);
     load_fails(directory, &options, COX_INVALID, "no gather function");
@@ -660,21 +604,18 @@ PLAIN_TEST(load_refuses_what_cannot_be)
     load_fails(directory, &options, COX_INVALID, "tile_count_max");
     options = (struct cox_model_options){.weights = lent, .weights_size = sizeof(lent)};
     load_fails(directory, &options, COX_INVALID, "shared weights");
-    fixture_directory_remove(directory);
 }
 
 /* Ranks that load by themselves tell what they have by the digest alone. */
 PLAIN_TEST(load_refuses_what_changes_meanwhile)
 {
-    char directory[FIXTURE_PATH_SIZE];
+    const char *directory = fixture_directory();
 
-    fixture_directory_create(directory);
     fixture_write_model(directory, &fixture_shapes[0], 1, 1);
     rewrites = true;
     load_fails(directory, NULL, COX_INVALID, "changed while it was read");
     rewrites = false;
     cox_model_free(load(directory, NULL));
-    fixture_directory_remove(directory);
 }
 
 /* Of every number of ranks up to 20; the rest of the message is that of the numbers that go. */
@@ -701,11 +642,10 @@ static void check_rank_counts(uint32_t heads, uint32_t kv_heads, uint32_t slices
             continue;
         }
         snprintf(words, sizeof(words), "-n %u: heads", n);
-        assert_non_null(strstr(err.text, words));
+        assert_contains(err.text, words);
         snprintf(words, sizeof(words), "in %u slices", slices);
-        assert_non_null(strstr(err.text, words));
-        if (!strstr(err.text, list))
-            fail_msg("\"%s\" does not say \"%s\"", err.text, list);
+        assert_contains(err.text, words);
+        assert_contains(err.text, list);
     }
 }
 
@@ -725,58 +665,53 @@ PLAIN_TEST(g4b_ranks_that_do_not_divide_the_slices_are_refused)
 
 PLAIN_TEST(weights_of_another_model_are_refused)
 {
-    char directory[FIXTURE_PATH_SIZE], path[FIXTURE_PATH_SIZE + 32];
-    struct cox_model_config config = fixture_shapes[0];
-    float *memory = calloc((size_t)1 << 20, sizeof(float));
-    struct cox_error err = {0};
-
+    struct cox_model_config longer = fixture_shapes[0], shorter = longer, tied = longer,
+                            wider = longer;
+    longer.layer_count++;
+    shorter.layer_count = 1;
+    tied.tied_embeddings = true;
+    wider.intermediate_size += 8;
+    const struct {
+        const struct cox_model_config *config;
+        int code;
+        const char *words[2];
+    } cases[] = {
+        {&longer, COX_NOT_FOUND, {"model.layers.2.", ""}},
+        /* What is there and would be left out. */
+        {&shorter, COX_INVALID, {"has no tensor model.layers.1.", ""}},
+        {&tied, COX_INVALID, {"tensor lm_head.weight differs", "tie_word_embeddings"}},
+        {&wider, COX_INVALID, {"[176, 64]", "[184, 64]"}},
+        {&fixture_shapes[0], COX_NOT_FOUND, {"neither", ""}},
+    };
+    const char *directory = fixture_directory();
+    char path[FIXTURE_PATH_SIZE + 32];
+    float *memory = test_own(calloc((size_t)1 << 20, sizeof(float)), free);
     assert_non_null(memory);
-    fixture_directory_create(directory);
     fixture_write_model(directory, &fixture_shapes[0], 1, 1);
-    config.layer_count++;
-    assert_int_equal(cox_weights_fill(&config, directory, memory, NULL, NULL, &err), COX_NOT_FOUND);
-    assert_non_null(strstr(err.text, "model.layers.2."));
-    /* What is there and would be left out. */
-    config.layer_count = 1;
-    err = (struct cox_error){0};
-    assert_int_equal(cox_weights_fill(&config, directory, memory, NULL, NULL, &err), COX_INVALID);
-    assert_non_null(strstr(err.text, "has no tensor model.layers.1."));
-    config = fixture_shapes[0];
-    config.tied_embeddings = true;
-    err = (struct cox_error){0};
-    assert_int_equal(cox_weights_fill(&config, directory, memory, NULL, NULL, &err), COX_INVALID);
-    assert_non_null(strstr(err.text, "tensor lm_head.weight differs"));
-    assert_non_null(strstr(err.text, "tie_word_embeddings"));
-    config = fixture_shapes[0];
-    config.intermediate_size += 8;
-    err = (struct cox_error){0};
-    assert_int_equal(cox_weights_fill(&config, directory, memory, NULL, NULL, &err), COX_INVALID);
-    assert_non_null(strstr(err.text, "[176, 64]"));
-    assert_non_null(strstr(err.text, "[184, 64]"));
     snprintf(path, sizeof(path), "%s/model.safetensors", directory);
-    assert_int_equal(remove(path), 0);
-    err = (struct cox_error){0};
-    assert_int_equal(cox_weights_fill(&fixture_shapes[0], directory, memory, NULL, NULL, &err),
-                     COX_NOT_FOUND);
-    assert_non_null(strstr(err.text, "neither"));
-    fixture_directory_remove(directory);
-    free(memory);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        if (cases[i].config == &fixture_shapes[0]) /* the model itself, whose file is gone */
+            assert_int_equal(remove(path), 0);
+        for (int word = 0; word < 2; word++)
+            assert_refused(
+                cox_weights_fill(cases[i].config, directory, memory, NULL, NULL, test_err()),
+                cases[i].code, cases[i].words[word]);
+    }
 }
 
 PLAIN_TEST(sharded_checkpoint_is_the_same_model)
 {
-    char directory[FIXTURE_PATH_SIZE], path[FIXTURE_PATH_SIZE + 48];
+    const char *directory = fixture_directory();
+    char path[FIXTURE_PATH_SIZE + 48];
     const char escape[] = "{\"weight_map\":{\"a\":\"../model.safetensors\"}}";
-    struct bench bench;
 
-    open_bench(&bench, &fixture_shapes[0]);
-    fixture_directory_create(directory);
+    struct bench *bench = bench_new(&fixture_shapes[0]);
     fixture_write_model(directory, &fixture_shapes[0], 3, 3);
-    cox_model_free(bench.model);
-    bench.model = load(directory, NULL);
-    add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 0);
-    step_ok(&bench);
-    assert_reference(&bench, 0);
+    cox_model_free(bench->model);
+    bench->model = load(directory, NULL);
+    add_row(bench, bench->sequence, 0, SEQUENCE_LENGTH, 0);
+    step_ok(bench);
+    assert_reference(bench, 0);
 
     snprintf(path, sizeof(path), "%s/model-00002-of-00003.safetensors", directory);
     assert_int_equal(remove(path), 0);
@@ -785,6 +720,4 @@ PLAIN_TEST(sharded_checkpoint_is_the_same_model)
     load_fails(directory, NULL, COX_INVALID, "weight_map");
     fixture_write(directory, "model.safetensors.index.json", "{}", 2);
     load_fails(directory, NULL, COX_INVALID, "weight_map");
-    fixture_directory_remove(directory);
-    close_bench(&bench);
 }

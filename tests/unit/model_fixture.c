@@ -143,6 +143,20 @@ void fixture_directory_remove(const char *path)
     assert_int_equal(rmdir(path), 0);
 }
 
+static void directory_release(void *object)
+{
+    fixture_directory_remove(object);
+    free(object);
+}
+
+const char *fixture_directory(void)
+{
+    char *path = calloc(1, FIXTURE_PATH_SIZE);
+    assert_non_null(path);
+    fixture_directory_create(path);
+    return test_own(path, directory_release);
+}
+
 static void write_whole(const char *directory, const char *name, const void *const *pieces,
                         const size_t *sizes, size_t count)
 {

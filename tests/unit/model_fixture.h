@@ -39,6 +39,9 @@ void fixture_directory_create(char path[FIXTURE_PATH_SIZE]);
 /* Removes the folder and the files in it. */
 void fixture_directory_remove(const char *path);
 
+/* An empty folder, which is the test's (test_own). */
+const char *fixture_directory(void);
+
 void fixture_write(const char *directory, const char *name, const void *bytes, size_t size);
 
 /* A safetensors file of a header text and data. */

@@ -42,14 +42,14 @@ static void open_fails(int code, const char *word)
         fail_msg("\"%s\" does not say \"%s\" or the file", err.text, word);
 }
 
+TEST_OWNED(cox_safetensors_free)
+
 static struct cox_safetensors *open_ok(void)
 {
     struct cox_safetensors *file = NULL;
-    struct cox_error err = {0};
 
-    if (cox_safetensors_new(path, &file, &err))
-        fail_msg("%s", err.text);
-    return file;
+    assert_ok(cox_safetensors_new(path, &file, test_err()));
+    return test_own(file, cox_safetensors_free_owned);
 }
 
 PLAIN_TEST(reads_three_dtypes_as_f32)
@@ -68,11 +68,10 @@ PLAIN_TEST(reads_three_dtypes_as_f32)
     };
     const float halves[] = {1, -2, 65504, 0x1p-14f, 0x1p-24f, -0.0f};
     const float brains[] = {1.5f, -123.5f};
-    struct cox_safetensors *file;
     float buffer[6];
 
     fixture_write_safetensors(directory, FILE_NAME, header, &data, sizeof(data));
-    file = open_ok();
+    struct cox_safetensors *file = open_ok();
     assert_int_equal(cox_safetensors_count(file), 4);
     assert_true(cox_safetensors_has(file, "half"));
     assert_false(cox_safetensors_has(file, "__metadata__"));
@@ -83,7 +82,6 @@ PLAIN_TEST(reads_three_dtypes_as_f32)
     assert_int_equal(cox_safetensors_read(file, "full", (uint64_t[]){2}, 1, buffer, NULL), 0);
     assert_memory_equal(buffer, data.full, sizeof(data.full));
     assert_int_equal(cox_safetensors_read(file, "none", (uint64_t[]){0, 3}, 2, buffer, NULL), 0);
-    cox_safetensors_free(file);
 }
 
 /* Rows, columns, both and neither of a 3 x 4 matrix that counts from 1, in each dtype. */
@@ -97,7 +95,6 @@ PLAIN_TEST(reads_parts_of_a_matrix)
 
     for (size_t d = 0; d < 3; d++) {
         const uint32_t size = d ? 2 : 4;
-        struct cox_safetensors *file;
         uint16_t halves[12];
         float floats[12];
         char header[128];
@@ -116,7 +113,7 @@ PLAIN_TEST(reads_parts_of_a_matrix)
                  12 * size);
         fixture_write_safetensors(directory, FILE_NAME, header,
                                   d ? (const void *)halves : (const void *)floats, 12 * size);
-        file = open_ok();
+        struct cox_safetensors *file = open_ok();
         for (size_t p = 0; p < sizeof(parts) / sizeof(parts[0]); p++) {
             const struct cox_tensor_part *part = &parts[p];
             float buffer[13];
@@ -136,7 +133,6 @@ PLAIN_TEST(reads_parts_of_a_matrix)
             assert_int_equal(cox_safetensors_read_part(file, "u", 3, 4, part, buffer, NULL),
                              COX_NOT_FOUND);
         }
-        cox_safetensors_free(file);
     }
 }
 
@@ -147,34 +143,30 @@ PLAIN_TEST(a_part_is_refused_for_its_own_numbers_alone)
         "{\"t\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]}}";
     const float numbers[] = {1, 2, 3, 4, (float)INFINITY, 6};
     struct cox_error err = {0};
-    struct cox_safetensors *file;
     float buffer[6];
 
     fixture_write_safetensors(directory, FILE_NAME, header, numbers, sizeof(numbers));
-    file = open_ok();
+    struct cox_safetensors *file = open_ok();
     assert_int_equal(cox_safetensors_read_part(file, "t", 2, 3,
                                                &(struct cox_tensor_part){0, 2, 2, 1}, buffer, &err),
                      0);
-    assert_int_equal(cox_safetensors_read_part(file, "t", 2, 3,
-                                               &(struct cox_tensor_part){1, 1, 1, 2}, buffer, &err),
-                     COX_INVALID);
-    assert_non_null(strstr(err.text, "number 4 of tensor t is not finite"));
-    cox_safetensors_free(file);
+    assert_refused(cox_safetensors_read_part(file, "t", 2, 3, &(struct cox_tensor_part){1, 1, 1, 2},
+                                             buffer, test_err()),
+                   COX_INVALID, "number 4 of tensor t is not finite");
 }
 
 PLAIN_TEST(every_half_is_the_float_of_its_value)
 {
     static const char header[] =
         "{\"t\":{\"dtype\":\"F16\",\"shape\":[31744],\"data_offsets\":[0,63488]}}";
-    uint16_t *halves = calloc(31744, sizeof(*halves));
-    float *numbers = calloc(31744, sizeof(*numbers));
-    struct cox_safetensors *file;
+    uint16_t *halves = test_own(calloc(31744, sizeof(*halves)), free);
+    float *numbers = test_own(calloc(31744, sizeof(*numbers)), free);
 
     assert_true(halves && numbers);
     for (uint32_t i = 0; i < 31744; i++) /* all that are positive and finite */
         halves[i] = (uint16_t)i;
     fixture_write_safetensors(directory, FILE_NAME, header, halves, 63488);
-    file = open_ok();
+    struct cox_safetensors *file = open_ok();
     assert_int_equal(cox_safetensors_read(file, "t", (uint64_t[]){31744}, 1, numbers, NULL), 0);
     for (uint32_t i = 0; i < 31744; i++) {
         double step = ldexp(1, i < 2048 ? -24 : (int)(i >> 10) - 25);
@@ -182,9 +174,6 @@ PLAIN_TEST(every_half_is_the_float_of_its_value)
 
         assert_true((double)numbers[i] >= value && (double)numbers[i] <= value);
     }
-    cox_safetensors_free(file);
-    free(halves);
-    free(numbers);
 }
 
 PLAIN_TEST(refuses_files_that_are_too_short_or_something_else)
@@ -278,7 +267,7 @@ PLAIN_TEST(refuses_every_truncation)
     fixture_write(directory, FILE_NAME, bytes, size + 1);
     open_fails(COX_CORRUPT, "which has 17");
     fixture_write(directory, FILE_NAME, bytes, size);
-    cox_safetensors_free(open_ok());
+    open_ok();
 }
 
 /* No byte of the header, set to anything, does more than give an error or another good file. */
@@ -330,7 +319,6 @@ PLAIN_TEST(read_refuses_wrong_tensors)
                                                                      "32") "}";
     const uint64_t shape[] = {2, 1};
     const float data[8] = {1, 2, 3, 4, 5, NAN, 0, 1};
-    struct cox_safetensors *file;
     uint16_t *halves;
     float copy[8];
 
@@ -338,7 +326,7 @@ PLAIN_TEST(read_refuses_wrong_tensors)
     halves = (uint16_t *)(void *)&copy[6];
     halves[1] = 0xfc00; /* minus infinity */
     fixture_write_safetensors(directory, FILE_NAME, header, copy, sizeof(copy));
-    file = open_ok();
+    struct cox_safetensors *file = open_ok();
     read_fails(file, "b", shape, 2, COX_NOT_FOUND, "no tensor b");
     read_fails(file, "a", shape, 1, COX_INVALID, "shape [2, 1]");
     read_fails(file, "a", (uint64_t[]){1, 2}, 2, COX_INVALID, "implies [1, 2]");
@@ -349,7 +337,6 @@ PLAIN_TEST(read_refuses_wrong_tensors)
     /* Cut short after it was opened: an error, not a signal. */
     assert_int_equal(truncate(path, 100), 0);
     read_fails(file, "a", shape, 2, COX_CORRUPT, "truncated");
-    cox_safetensors_free(file);
     assert_null(cox_safetensors_free(NULL));
 }
 
