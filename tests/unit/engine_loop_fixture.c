@@ -3,6 +3,7 @@
 #include "channel/base/idioms.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
+#include "tests/lib/test.h"
 #include "tests/lib/token_hash.h"
 
 #include <stdio.h>
@@ -429,6 +430,20 @@ void cox_executor_unshare(struct cox_executor *executor, const struct cox_handle
     (void)executor, (void)handle;
 }
 
+static void executor_free(void *object)
+{
+    struct cox_executor *executor = object;
+    pthread_mutex_lock(&executor->lock);
+    executor->stop = true;
+    pthread_cond_broadcast(&executor->wake);
+    pthread_mutex_unlock(&executor->lock);
+    pthread_join(executor->thread, NULL);
+    cox_table_free(executor->table);
+    pthread_mutex_destroy(&executor->lock);
+    pthread_cond_destroy(&executor->wake);
+    free(executor);
+}
+
 struct cox_executor *executor_new(void)
 {
     struct cox_executor *executor = calloc(1, sizeof *executor);
@@ -439,20 +454,7 @@ struct cox_executor *executor_new(void)
     pthread_cond_init(&executor->wake, NULL);
     COX_ASSERT(cox_table_new(4096, 4096, &executor->table) == 0);
     COX_ASSERT(pthread_create(&executor->thread, NULL, rank_main, executor) == 0);
-    return executor;
-}
-
-void executor_free(struct cox_executor *executor)
-{
-    pthread_mutex_lock(&executor->lock);
-    executor->stop = true;
-    pthread_cond_broadcast(&executor->wake);
-    pthread_mutex_unlock(&executor->lock);
-    pthread_join(executor->thread, NULL);
-    cox_table_free(executor->table);
-    pthread_mutex_destroy(&executor->lock);
-    pthread_cond_destroy(&executor->wake);
-    free(executor);
+    return test_own(executor, executor_free);
 }
 
 /* Its one rank does what the test sets. */

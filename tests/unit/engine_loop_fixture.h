@@ -138,7 +138,7 @@ void executor_complete_pull(struct cox_executor *executor, const struct fixture_
                             int32_t pull_status);
 /* For script.taken: returns when this step was submitted, too. */
 void executor_await_published(struct cox_executor *executor, uint64_t number);
+/* Owned by the test (test_own). */
 struct cox_executor *executor_new(void);
-void executor_free(struct cox_executor *executor);
 
 #endif

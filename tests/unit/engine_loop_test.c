@@ -68,14 +68,41 @@ static void on_done(void *context, const struct cox_sequence *sequence)
                (tokens[count - 1] == STOP ? COX_FINISH_STOP : COX_FINISH_LENGTH));
 }
 
-static struct cox_engine_loop_options options_make(void)
+/* Made for each test, or each round of one: a rank, and the options of its engine loops. */
+static struct cox_executor *executor;
+static struct cox_engine_loop_options options;
+
+static int setup(void **state)
 {
-    return (struct cox_engine_loop_options){
+    (void)state;
+    executor = executor_new();
+    options = (struct cox_engine_loop_options){
         .block_count = BLOCK_COUNT_MAX,
         .block_size = BLOCK_SIZE,
         .position_count_max = 128,
         .done = on_done,
     };
+    return 0;
+}
+
+#define LOOP_TEST(name) TEST_WITH(name, setup, NULL)
+
+/* The same for one round of many; its requests are those of the seed, and every third is legacy. */
+static void setup_round(uint32_t seed)
+{
+    setup(NULL);
+    expectations_make(seed);
+    executor->legacy = seed % 3 == 0;
+    options.steps_in_flight = executor->legacy ? 1 : 1 + seed % FIXTURE_DEPTH;
+}
+
+TEST_OWNED(cox_engine_loop_free)
+
+static struct cox_engine_loop *engine_loop_new(void)
+{
+    struct cox_engine_loop *engine_loop = NULL;
+    assert_ok(cox_engine_loop_new(executor, &options, &engine_loop, test_err()));
+    return test_own(engine_loop, cox_engine_loop_free_owned);
 }
 
 static void add_one(struct cox_engine_loop *engine_loop, struct expectation *e)
@@ -97,37 +124,49 @@ static void add_all(struct cox_engine_loop *engine_loop)
         add_one(engine_loop, &expectations[i]);
 }
 
-/* Runs all requests and expects `code` of the run; every request is reported once. */
-static void run_all(struct cox_executor *executor, const struct cox_engine_loop_options *options,
-                    int code, struct cox_error *ret_error, struct cox_engine_loop_stats *ret_stats)
+/* `count` prompts of 3 tokens, each with so many new ones. */
+static void add_prompts(struct cox_engine_loop *engine_loop, int count, uint32_t new_count)
 {
-    struct cox_engine_loop *engine_loop = NULL;
-    struct cox_error error = {0};
-    if (cox_engine_loop_new(executor, options, &engine_loop, &error))
-        fail_msg("%s", error.text);
+    static const int32_t tokens[3] = {1, 2, 3};
+    const struct cox_prompt_request request = {
+        .tokens = tokens, .token_count = 3, .new_count_max = new_count};
+    for (int i = 0; i < count; i++)
+        assert_int_equal(cox_engine_loop_add(engine_loop, &request), 0);
+}
+
+static void expect_all_done(void)
+{
+    for (int i = 0; i < REQUEST_COUNT; i++)
+        assert_int_equal(expectations[i].done_count, 1);
+}
+
+/* Of the last run. */
+static struct cox_error run_error;
+
+/* Runs all requests and expects `code` of the run; every request is reported once. */
+static struct cox_engine_loop_stats run_all(int code)
+{
+    struct cox_engine_loop *engine_loop = engine_loop_new();
+    struct cox_engine_loop_stats stats;
     for (int i = 0; i < REQUEST_COUNT; i++)
         expectations[i].code = code;
     add_all(engine_loop);
-    int r = cox_engine_loop_run(engine_loop, &error);
+    cox_error_clear(&run_error);
+    int r = cox_engine_loop_run(engine_loop, &run_error);
     if (r != code)
-        fail_msg("run returned %d: %s", r, error.text);
-    for (int i = 0; i < REQUEST_COUNT; i++)
-        assert_int_equal(expectations[i].done_count, 1);
-    cox_engine_loop_stats(engine_loop, ret_stats);
-    cox_engine_loop_free(engine_loop);
-    *ret_error = error;
+        fail_msg("run returned %d: %s", r, run_error.text);
+    expect_all_done();
+    cox_engine_loop_stats(engine_loop, &stats);
+    test_release(engine_loop);
     if (!code)
         assert_int_equal(cox_table_count(executor->table), 0);
+    return stats;
 }
 
-PLAIN_TEST(many_requests_share_steps)
+LOOP_TEST(many_requests_share_steps)
 {
-    struct cox_executor *executor = executor_new();
-    struct cox_engine_loop_options options = options_make();
-    struct cox_engine_loop_stats stats;
-    struct cox_error error;
     expectations_make(1);
-    run_all(executor, &options, 0, &error, &stats);
+    struct cox_engine_loop_stats stats = run_all(0);
     assert_true(executor->row_count_max > 32);
     assert_true(executor->row_count_max <= 64);
     assert_true(executor->token_count_max <= 512);
@@ -140,32 +179,23 @@ PLAIN_TEST(many_requests_share_steps)
     /* A second engine loop on the same group starts anew. */
     expectations_make(2);
     options.sequence_count_max = 1;
-    run_all(executor, &options, 0, &error, &stats);
-    assert_int_equal(stats.batcher.preemptions, 0);
-    executor_free(executor);
+    assert_int_equal(run_all(0).batcher.preemptions, 0);
 }
 
-PLAIN_TEST(small_pools_chunks_and_frames_change_no_text)
+LOOP_TEST(small_pools_chunks_and_frames_change_no_text)
 {
     uint64_t preemptions = 0;
     for (uint32_t seed = 1; seed <= 30; seed++) {
-        struct cox_executor *executor = executor_new();
-        expectations_make(seed);
-        struct cox_engine_loop_options options = options_make();
+        setup_round(seed);
         options.block_count = 24 + draw(30);
         options.token_count_max = 1 + draw(40);
         options.sequence_count_max = 1 + draw(40);
-        executor->legacy = seed % 3 == 0;
-        options.steps_in_flight = executor->legacy ? 1 : 1 + seed % FIXTURE_DEPTH;
         if (seed % 2)
             executor->request_size_max = 4000 + draw(2000);
-        struct cox_engine_loop_stats stats;
-        struct cox_error error;
-        run_all(executor, &options, 0, &error, &stats);
+        struct cox_engine_loop_stats stats = run_all(0);
         if (!executor->legacy)
             assert_true(executor->token_count_max <= options.token_count_max);
         preemptions += stats.batcher.preemptions;
-        executor_free(executor);
     }
     assert_true(preemptions > 0);
 }
@@ -177,24 +207,16 @@ static int fails_now_and_then(uint64_t number)
     return h % 5 == 0 ? statuses[h / 5 % 4] : 0;
 }
 
-PLAIN_TEST(failed_steps_change_no_text)
+LOOP_TEST(failed_steps_change_no_text)
 {
     for (uint32_t seed = 1; seed <= 24; seed++) {
-        struct cox_executor *executor = executor_new();
-        expectations_make(seed);
-        struct cox_engine_loop_options options = options_make();
+        setup_round(seed);
         options.block_count = 24 + draw(100);
         options.token_count_max = 100;
         options.retry_max = 20;
-        executor->legacy = seed % 3 == 0;
-        options.steps_in_flight = executor->legacy ? 1 : 1 + seed % FIXTURE_DEPTH;
         executor->script.status = fails_now_and_then;
         executor->script.loses_table = seed % 2;
-        struct cox_engine_loop_stats stats;
-        struct cox_error error;
-        run_all(executor, &options, 0, &error, &stats);
-        assert_true(stats.retries > 0);
-        executor_free(executor);
+        assert_true(run_all(0).retries > 0);
     }
 }
 
@@ -204,58 +226,43 @@ static int always_rejected(uint64_t number)
     return COX_REJECTED;
 }
 
-PLAIN_TEST(retries_end)
+LOOP_TEST(retries_end)
 {
     for (uint32_t in_flight = 1; in_flight <= 3; in_flight++) {
-        struct cox_executor *executor = executor_new();
-        struct cox_engine_loop_options options = options_make();
-        struct cox_engine_loop_stats stats;
-        struct cox_error error;
-        expectations_make(1);
+        setup_round(1);
         options.steps_in_flight = in_flight;
         executor->script.status = always_rejected;
-        run_all(executor, &options, COX_REJECTED, &error, &stats);
+        assert_int_equal(run_all(COX_REJECTED).retries, 3);
         /* Those that are void with another one do not count. */
         assert_in_range(executor->submit_count, 4, 4 * in_flight);
-        assert_int_equal(stats.retries, 3);
-        assert_non_null(strstr(error.text, "rank 1 says no"));
-        assert_non_null(strstr(error.text, "tried 4 times"));
-        executor_free(executor);
+        assert_contains(run_error.text, "rank 1 says no");
+        assert_contains(run_error.text, "tried 4 times");
     }
 }
 
-static void runs_when_the_next_is_there(struct cox_executor *executor, uint64_t number)
+static void runs_when_the_next_is_there(struct cox_executor *own, uint64_t number)
 {
     if (number < 4)
-        executor_await_published(executor, number + 1);
+        executor_await_published(own, number + 1);
 }
 
 /* A rank begins with it when it has ended those before, each of which has as long. */
-PLAIN_TEST(a_step_behind_others_has_the_time_of_a_step)
+LOOP_TEST(a_step_behind_others_has_the_time_of_a_step)
 {
-    struct cox_executor *executor = executor_new();
-    struct cox_engine_loop_options options = options_make();
-    struct cox_engine_loop *engine_loop = NULL;
-    struct cox_error error = {0};
     const uint64_t step_ns = 600000 * COX_NSEC_PER_MSEC;
     options.done = NULL;
     options.step_ms = 600000;
     executor->script.taken = runs_when_the_next_is_there;
-    assert_int_equal(cox_engine_loop_new(executor, &options, &engine_loop, &error), 0);
-    const int32_t tokens[3] = {1, 2, 3};
-    const struct cox_prompt_request request = {
-        .tokens = tokens, .token_count = 3, .new_count_max = 9};
-    assert_int_equal(cox_engine_loop_add(engine_loop, &request), 0);
+    struct cox_engine_loop *engine_loop = engine_loop_new();
+    add_prompts(engine_loop, 1, 9);
     const uint64_t before_ns = cox_now_ns();
-    assert_int_equal(cox_engine_loop_run(engine_loop, &error), 0);
+    assert_ok(cox_engine_loop_run(engine_loop, test_err()));
     const uint64_t after_ns = cox_now_ns();
     assert_in_range(executor->deadlines_ns[1], before_ns + step_ns, after_ns + step_ns);
     /* And not that of all that were ever in flight. */
     for (int number = 2; number <= 4; number++)
         assert_in_range(executor->deadlines_ns[number], before_ns + 2 * step_ns,
                         after_ns + 2 * step_ns);
-    cox_engine_loop_free(engine_loop);
-    executor_free(executor);
 }
 
 static int second_refused(uint64_t number)
@@ -280,27 +287,22 @@ static void on_done_held(void *context, const struct cox_sequence *sequence)
 }
 
 /* The first one ended well, and its hold has ended with the second. */
-PLAIN_TEST(m10_a_step_that_is_not_sent_leaves_no_visible_lease)
+LOOP_TEST(m10_a_step_that_is_not_sent_leaves_no_visible_lease)
 {
-    struct cox_executor *executor = executor_new();
-    struct cox_engine_loop_options options = options_make();
     struct held held = {0};
-    struct cox_error error = {0};
     options.done = on_done_held;
     options.done_context = &held;
     options.hold_count_max = 2;
     executor->script.submit = second_refused;
-    assert_int_equal(cox_engine_loop_new(executor, &options, &held.engine_loop, &error), 0);
+    held.engine_loop = engine_loop_new();
     const int32_t tokens[3] = {1, 2, 3};
     struct cox_prompt_request request = {.tokens = tokens, .token_count = 3, .new_count_max = 9};
     assert_int_equal(cox_engine_loop_add(held.engine_loop, &request), 0);
     request.hold_ms = 600000;
     assert_int_equal(cox_engine_loop_add(held.engine_loop, &request), 0);
-    assert_int_equal(cox_engine_loop_run(held.engine_loop, &error), 0);
+    assert_ok(cox_engine_loop_run(held.engine_loop, test_err()));
     assert_int_equal(held.done_count, 2);
     assert_int_equal(cox_engine_loop_free_blocks(held.engine_loop), BLOCK_COUNT_MAX);
-    cox_engine_loop_free(held.engine_loop);
-    executor_free(executor);
 }
 
 /* Not for ever, so that an engine loop that never ends fails here. */
@@ -310,28 +312,21 @@ static int every_second_rejected(uint64_t number)
 }
 
 /* Its first chunk is computed again each time, which is no step ahead. */
-PLAIN_TEST(retries_of_a_second_chunk_end)
+LOOP_TEST(retries_of_a_second_chunk_end)
 {
-    struct cox_executor *executor = executor_new();
-    struct cox_engine_loop_options options = options_make();
-    struct cox_engine_loop *engine_loop = NULL;
     struct cox_engine_loop_stats stats;
-    struct cox_error error = {0};
     options.done = NULL;
     options.steps_in_flight = 1;
     options.token_count_max = 8;
     executor->script.status = every_second_rejected;
-    assert_int_equal(cox_engine_loop_new(executor, &options, &engine_loop, &error), 0);
+    struct cox_engine_loop *engine_loop = engine_loop_new();
     const int32_t tokens[12] = {1, 2, 3};
     const struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 12, .new_count_max = 9};
     assert_int_equal(cox_engine_loop_add(engine_loop, &request), 0);
-    assert_int_equal(cox_engine_loop_run(engine_loop, &error), COX_REJECTED);
-    assert_non_null(strstr(error.text, "tried 4 times"));
+    assert_refused(cox_engine_loop_run(engine_loop, test_err()), COX_REJECTED, "tried 4 times");
     cox_engine_loop_stats(engine_loop, &stats);
     assert_int_equal(stats.retries, 3);
-    cox_engine_loop_free(engine_loop);
-    executor_free(executor);
 }
 
 static int late_at_first(uint64_t number)
@@ -345,24 +340,19 @@ static int late_for_ever(uint64_t number)
     return COX_LATE;
 }
 
-PLAIN_TEST(a_late_rank_is_waited_for)
+LOOP_TEST(a_late_rank_is_waited_for)
 {
-    struct cox_executor *executor = executor_new();
-    struct cox_engine_loop_options options = options_make();
-    struct cox_engine_loop_stats stats;
-    struct cox_error error;
     expectations_make(3);
     executor->script.submit = late_at_first;
-    run_all(executor, &options, 0, &error, &stats);
+    struct cox_engine_loop_stats stats = run_all(0);
     assert_true(executor->submit_count > stats.steps);
     assert_int_equal(stats.retries, 0);
 
     expectations_make(3);
     executor->script.submit = late_for_ever;
     options.step_ms = 50;
-    run_all(executor, &options, COX_LATE, &error, &stats);
-    assert_non_null(strstr(error.text, "submit says"));
-    executor_free(executor);
+    run_all(COX_LATE);
+    assert_contains(run_error.text, "submit says");
 }
 
 static int dead(uint64_t number)
@@ -371,26 +361,19 @@ static int dead(uint64_t number)
     return COX_PEER_DEAD;
 }
 
-PLAIN_TEST(a_death_and_nonsense_end_all)
+LOOP_TEST(a_death_and_nonsense_end_all)
 {
-    struct cox_engine_loop_options options = options_make();
-    struct cox_engine_loop_stats stats;
-    struct cox_error error;
-    struct cox_executor *executor = executor_new();
     executor->script.status = dead;
     expectations_make(4);
-    run_all(executor, &options, COX_PEER_DEAD, &error, &stats);
-    assert_int_equal(stats.retries, 0);
-    executor_free(executor);
+    assert_int_equal(run_all(COX_PEER_DEAD).retries, 0);
 
     for (int nested = 0; nested < 2; nested++) {
-        executor = executor_new();
+        setup(state);
         executor->legacy = nested;
         executor->script.bad_reply = true;
         expectations_make(4);
-        run_all(executor, &options, COX_CORRUPT, &error, &stats);
-        assert_non_null(strstr(error.text, "tokens for"));
-        executor_free(executor);
+        run_all(COX_CORRUPT);
+        assert_contains(run_error.text, "tokens for");
     }
 }
 
@@ -434,18 +417,14 @@ static int cleanup_refuses_now_and_then(void)
     return ++cleanups % 2 ? COX_PEER_DEAD : 0;
 }
 
-PLAIN_TEST(p8_a_recovered_group_gets_everything_again)
+LOOP_TEST(p8_a_recovered_group_gets_everything_again)
 {
     for (uint32_t seed = 1; seed <= 24; seed++) {
-        struct cox_executor *executor = executor_new();
         struct recoveries recoveries = {.result = COX_STALE};
-        struct cox_engine_loop_options options = options_make();
-        expectations_make(seed);
+        setup_round(seed);
         options.block_count = 24 + draw(100);
         options.token_count_max = 100;
         options.retry_max = 1;
-        executor->legacy = seed % 3 == 0;
-        options.steps_in_flight = executor->legacy ? 1 : 1 + seed % FIXTURE_DEPTH;
         options.recover = on_recover;
         options.recover_context = &recoveries;
         executor->script.status = dies_now_and_then;
@@ -454,48 +433,38 @@ PLAIN_TEST(p8_a_recovered_group_gets_everything_again)
         if (executor->legacy)
             executor->script.cleanup = cleanup_refuses_now_and_then;
         executor->script.loses_table = seed % 2;
-        struct cox_engine_loop_stats stats;
-        struct cox_error error;
-        run_all(executor, &options, 0, &error, &stats);
+        struct cox_engine_loop_stats stats = run_all(0);
         assert_int_equal(stats.retries, recoveries.count);
         assert_int_equal(recoveries.seen,
                          1 << COX_PEER_DEAD | 1 << COX_STATE | 1 << COX_ABORTED | 1 << COX_TIMEOUT);
-        executor_free(executor);
     }
 }
 
 /* The group had no failure: the limit stands. Without recovery, that is the error. */
-PLAIN_TEST(p8_what_is_not_recovered_ends_the_run)
+LOOP_TEST(p8_what_is_not_recovered_ends_the_run)
 {
     struct recoveries recoveries = {.result = 0};
-    struct cox_engine_loop_options options = options_make();
-    struct cox_engine_loop_stats stats;
-    struct cox_error error;
     options.recover = on_recover;
     options.recover_context = &recoveries;
-    struct cox_executor *executor = executor_new();
     executor->script.status = always_rejected;
     expectations_make(4);
-    run_all(executor, &options, COX_REJECTED, &error, &stats);
+    run_all(COX_REJECTED);
     assert_int_equal(recoveries.count, 4);
-    assert_non_null(strstr(error.text, "tried 4 times"));
-    executor_free(executor);
+    assert_contains(run_error.text, "tried 4 times");
 
     executor = executor_new();
     executor->script.status = dead;
     expectations_make(4);
-    run_all(executor, &options, COX_PEER_DEAD, &error, &stats);
+    run_all(COX_PEER_DEAD);
     assert_int_equal(recoveries.count, 5);
-    executor_free(executor);
 
     executor = executor_new();
     recoveries.result = COX_PEER_DEAD;
     executor->script.status = always_rejected;
     expectations_make(4);
-    run_all(executor, &options, COX_PEER_DEAD, &error, &stats);
-    assert_string_equal(error.text, "given up");
+    run_all(COX_PEER_DEAD);
+    assert_string_equal(run_error.text, "given up");
     assert_int_equal(recoveries.count, 6);
-    executor_free(executor);
 }
 
 /* ---- requests that come while it runs ---- */
@@ -512,7 +481,6 @@ struct feeder {
     uint32_t free_min;
     /* at every idle time the ranks had forgotten all */
     bool announcement;
-    struct cox_executor *executor;
 };
 
 static bool on_feed(void *context, bool idle, uint64_t until_ns)
@@ -528,8 +496,7 @@ static bool on_feed(void *context, bool idle, uint64_t until_ns)
     }
     if (idle) {
         feeder->idle_count++;
-        feeder->announcement = feeder->announcement &&
-                               cox_table_count(feeder->executor->table) == 0 &&
+        feeder->announcement = feeder->announcement && cox_table_count(executor->table) == 0 &&
                                free_count == BLOCK_COUNT_MAX;
         if (feeder->next == REQUEST_COUNT)
             return false;
@@ -541,56 +508,42 @@ static bool on_feed(void *context, bool idle, uint64_t until_ns)
     return true;
 }
 
-PLAIN_TEST(requests_come_and_go_while_it_runs)
+LOOP_TEST(requests_come_and_go_while_it_runs)
 {
     for (uint32_t seed = 1; seed <= 20; seed++) {
-        struct cox_executor *executor = executor_new();
-        struct cox_engine_loop_options options = options_make();
-        struct feeder feeder = {.cancel_at = (int)(seed * 7 % 100),
-                                .free_min = BLOCK_COUNT_MAX,
-                                .announcement = true,
-                                .executor = executor};
-        struct cox_error error = {0};
+        struct feeder feeder = {
+            .cancel_at = (int)(seed * 7 % 100), .free_min = BLOCK_COUNT_MAX, .announcement = true};
+        setup_round(seed);
         options.feed = on_feed;
         options.feed_context = &feeder;
-        executor->legacy = seed % 3 == 0;
-        options.steps_in_flight = executor->legacy ? 1 : 1 + seed % FIXTURE_DEPTH;
         options.retry_max = 20;
         if (seed % 2)
             executor->script.status = fails_now_and_then;
-        expectations_make(seed);
         /* It has no end of its own. */
         struct expectation *cancelled = &expectations[feeder.cancel_at];
         cancelled->code = COX_CLOSED;
         cancelled->new_max = 60;
         cancelled->unstoppable = true;
-        assert_int_equal(cox_engine_loop_new(executor, &options, &feeder.engine_loop, &error), 0);
-        if (cox_engine_loop_run(feeder.engine_loop, &error))
-            fail_msg("%s", error.text);
-        for (int i = 0; i < REQUEST_COUNT; i++)
-            assert_int_equal(expectations[i].done_count, 1);
+        feeder.engine_loop = engine_loop_new();
+        assert_ok(cox_engine_loop_run(feeder.engine_loop, test_err()));
+        expect_all_done();
         assert_true(feeder.idle_count > 0);
         assert_true(seed % 2 ||
                     feeder.announcement); /* a step that failed is forgotten at the next one */
         assert_true(feeder.free_min < BLOCK_COUNT_MAX);
         assert_int_equal(cox_engine_loop_free_blocks(feeder.engine_loop), BLOCK_COUNT_MAX);
-        cox_engine_loop_free(feeder.engine_loop);
-        executor_free(executor);
     }
 }
 
-struct canceller {
-    struct cox_engine_loop *engine_loop;
-    struct cox_executor *executor;
-};
+static struct cox_engine_loop *cancelling;
 
 /* Ends the first request between a step that failed and the next one. */
 static bool cancels_after_a_failure(void *context, bool idle, uint64_t until_ns)
 {
+    (void)context;
     (void)until_ns;
-    struct canceller *canceller = context;
-    if (!idle && canceller->executor->submit_count == 3)
-        cox_engine_loop_cancel(canceller->engine_loop, &expectations[0]);
+    if (!idle && executor->submit_count == 3)
+        cox_engine_loop_cancel(cancelling, &expectations[0]);
     return !idle;
 }
 
@@ -600,30 +553,23 @@ static int third_is_rejected(uint64_t number)
 }
 
 /* No step announces it again, and legacy ranks clear their tables at no step. */
-PLAIN_TEST(a_sequence_that_ends_after_a_failure_leaves_legacy_ranks)
+LOOP_TEST(a_sequence_that_ends_after_a_failure_leaves_legacy_ranks)
 {
-    struct cox_executor *executor = executor_new();
-    struct cox_engine_loop_options options = options_make();
-    struct canceller canceller = {.executor = executor};
-    struct cox_error error = {0};
     executor->legacy = true;
     executor->script.status = third_is_rejected;
     options.steps_in_flight = 1;
     options.feed = cancels_after_a_failure;
-    options.feed_context = &canceller;
     expectations_make(5);
     expectations[0].code = COX_CLOSED;
     expectations[0].new_max = 60;
     expectations[0].unstoppable = true;
-    assert_int_equal(cox_engine_loop_new(executor, &options, &canceller.engine_loop, &error), 0);
-    add_one(canceller.engine_loop, &expectations[0]);
-    add_one(canceller.engine_loop, &expectations[1]);
-    assert_int_equal(cox_engine_loop_run(canceller.engine_loop, &error), 0);
+    cancelling = engine_loop_new();
+    add_one(cancelling, &expectations[0]);
+    add_one(cancelling, &expectations[1]);
+    assert_ok(cox_engine_loop_run(cancelling, test_err()));
     assert_int_equal(expectations[0].done_count, 1);
     assert_int_equal(expectations[1].done_count, 1);
     assert_int_equal(cox_table_count(executor->table), 0);
-    cox_engine_loop_free(canceller.engine_loop);
-    executor_free(executor);
 }
 
 static void *stop_soon(void *context)
@@ -632,28 +578,20 @@ static void *stop_soon(void *context)
     return NULL;
 }
 
-PLAIN_TEST(stop_ends_a_run_whose_step_never_ends)
+LOOP_TEST(stop_ends_a_run_whose_step_never_ends)
 {
-    struct cox_executor *executor = executor_new();
-    struct cox_engine_loop_options options = options_make();
-    struct cox_engine_loop *engine_loop = NULL;
-    struct cox_error error = {0};
     executor->script.silent = true;
     expectations_make(5);
     for (int i = 0; i < REQUEST_COUNT; i++)
         expectations[i].code = COX_CLOSED;
-    assert_int_equal(cox_engine_loop_new(executor, &options, &engine_loop, &error), 0);
+    struct cox_engine_loop *engine_loop = engine_loop_new();
     add_all(engine_loop);
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, stop_soon, engine_loop), 0);
-    assert_int_equal(cox_engine_loop_run(engine_loop, &error), COX_CLOSED);
+    assert_int_equal(cox_engine_loop_run(engine_loop, NULL), COX_CLOSED);
     pthread_join(thread, NULL);
-    for (int i = 0; i < REQUEST_COUNT; i++)
-        assert_int_equal(expectations[i].done_count, 1);
-    error.code = 0;
-    assert_int_equal(cox_engine_loop_run(engine_loop, &error), COX_CLOSED);
-    cox_engine_loop_free(engine_loop);
-    executor_free(executor);
+    expect_all_done();
+    assert_int_equal(cox_engine_loop_run(engine_loop, NULL), COX_CLOSED);
 }
 
 struct sleeper {
@@ -697,12 +635,8 @@ static void *stop_when_asleep(void *context)
     return NULL;
 }
 
-PLAIN_TEST(stop_ends_a_run_that_waits_for_recovery)
+LOOP_TEST(stop_ends_a_run_that_waits_for_recovery)
 {
-    struct cox_executor *executor = executor_new();
-    struct cox_engine_loop_options options = options_make();
-    struct cox_engine_loop *engine_loop = NULL;
-    struct cox_error error = {0};
     options.recover = on_recover_sleep;
     options.recover_cancel = on_recover_cancel;
     options.recover_context = &sleeper;
@@ -710,14 +644,12 @@ PLAIN_TEST(stop_ends_a_run_that_waits_for_recovery)
     expectations_make(5);
     for (int i = 0; i < REQUEST_COUNT; i++)
         expectations[i].code = COX_CLOSED;
-    assert_int_equal(cox_engine_loop_new(executor, &options, &engine_loop, &error), 0);
+    struct cox_engine_loop *engine_loop = engine_loop_new();
     add_all(engine_loop);
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, stop_when_asleep, engine_loop), 0);
-    assert_int_equal(cox_engine_loop_run(engine_loop, &error), COX_CLOSED);
+    assert_int_equal(cox_engine_loop_run(engine_loop, NULL), COX_CLOSED);
     pthread_join(thread, NULL);
-    cox_engine_loop_free(engine_loop);
-    executor_free(executor);
 }
 
 static uint64_t allocations_before, allocations_after;
@@ -731,52 +663,39 @@ static int counts_allocations(uint64_t number)
     return 0;
 }
 
-PLAIN_TEST(steps_allocate_nothing)
+LOOP_TEST(steps_allocate_nothing)
 {
 #ifdef SANITIZED
     skip();
 #endif
     for (int nested = 0; nested < 2; nested++) {
-        struct cox_executor *executor = executor_new();
-        struct cox_engine_loop_options options = options_make();
-        struct cox_engine_loop *engine_loop = NULL;
-        struct cox_error error = {0};
+        setup(state);
         executor->script.submit = counts_allocations;
         options.done = NULL;
         executor->legacy = nested;
-        assert_int_equal(cox_engine_loop_new(executor, &options, &engine_loop, &error), 0);
-        const int32_t tokens[3] = {1, 2, 3};
-        struct cox_prompt_request request = {
-            .tokens = tokens, .token_count = 3, .new_count_max = 40};
-        for (int i = 0; i < 8; i++)
-            assert_int_equal(cox_engine_loop_add(engine_loop, &request), 0);
+        struct cox_engine_loop *engine_loop = engine_loop_new();
+        add_prompts(engine_loop, 8, 40);
         allocations_before = allocations_after = 0;
-        assert_int_equal(cox_engine_loop_run(engine_loop, &error), 0);
+        assert_ok(cox_engine_loop_run(engine_loop, test_err()));
         assert_int_equal(executor->submit_count, 40);
         assert_true(allocations_before > 0);
         assert_int_equal(allocations_after, allocations_before);
-        cox_engine_loop_free(engine_loop);
-        executor_free(executor);
     }
 }
 
 /* They cannot compute tokens that the coordinator does not know. */
-PLAIN_TEST(legacy_workers_have_one_step_in_flight)
+LOOP_TEST(legacy_workers_have_one_step_in_flight)
 {
-    struct cox_executor *executor = executor_new();
-    struct cox_engine_loop_options options = options_make();
-    struct cox_engine_loop *engine_loop = NULL;
-    struct cox_error error = {0};
     executor->legacy = true;
     options.steps_in_flight = 2;
-    assert_int_equal(cox_engine_loop_new(executor, &options, &engine_loop, &error), COX_INVALID);
-    assert_string_equal(error.text, "2 steps in flight: at most 1 with legacy workers");
-    executor_free(executor);
+    struct cox_engine_loop *none = NULL;
+    assert_refused(cox_engine_loop_new(executor, &options, &none, test_err()), COX_INVALID,
+                   "2 steps in flight: at most 1 with legacy workers");
 }
 
 PLAIN_TEST(capacities_of_init_are_checked)
 {
-    struct cox_engine_loop_options options = {0};
+    struct cox_engine_loop_options fitted = {0};
     struct cox_init_summary summary = {
         .npu_block_count = 100,
         .max_position_embeddings = 64,
@@ -784,17 +703,17 @@ PLAIN_TEST(capacities_of_init_are_checked)
         .kv_caches = {{.block_count = 100, .block_size = 16}},
     };
     struct cox_error error = {0};
-    assert_int_equal(cox_engine_loop_fit(&options, &summary, &error), 0);
-    assert_int_equal(options.block_count, 100);
-    assert_int_equal(options.block_size, 16);
-    assert_int_equal(options.position_count_max, 64);
+    assert_int_equal(cox_engine_loop_fit(&fitted, &summary, &error), 0);
+    assert_int_equal(fitted.block_count, 100);
+    assert_int_equal(fitted.block_size, 16);
+    assert_int_equal(fitted.position_count_max, 64);
     summary.kv_caches[0].block_size = 0;
-    assert_int_equal(cox_engine_loop_fit(&options, &summary, &error), COX_CORRUPT);
+    assert_int_equal(cox_engine_loop_fit(&fitted, &summary, &error), COX_CORRUPT);
     summary.kv_caches[0].block_size = 16;
     summary.npu_block_count = -5;
-    assert_int_equal(cox_engine_loop_fit(&options, &summary, NULL), COX_CORRUPT);
+    assert_int_equal(cox_engine_loop_fit(&fitted, &summary, NULL), COX_CORRUPT);
     summary.kv_cache_count = 0;
-    assert_int_equal(cox_engine_loop_fit(&options, &summary, NULL), COX_CORRUPT);
+    assert_int_equal(cox_engine_loop_fit(&fitted, &summary, NULL), COX_CORRUPT);
     summary.kv_cache_count = 2;
-    assert_int_equal(cox_engine_loop_fit(&options, &summary, NULL), COX_UNSUPPORTED);
+    assert_int_equal(cox_engine_loop_fit(&fitted, &summary, NULL), COX_UNSUPPORTED);
 }

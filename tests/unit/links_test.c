@@ -34,18 +34,23 @@ struct remote {
     struct cox_kv_pool kv;
 };
 
-static void remote_open(struct remote *remote)
+static void remote_free(void *object)
 {
-    struct cox_handle handle;
-    struct cox_error err = {0};
+    struct remote *remote = object;
+    cox_exporter_free(remote->exporter);
+    cox_cache_free(remote->cache);
+    free(remote);
+}
 
-    *remote = (struct remote){0};
-    assert_int_equal(cox_cache_new(&geometry, NULL, &remote->cache, &err), 0);
-    assert_int_equal(cox_exporter_new(NULL, &remote->exporter, &err), 0);
-    if (cox_exporter_export(remote->exporter,
-                            cox_kv_blocks_info(cox_cache_kv_blocks(remote->cache)).fd, 0, 0,
-                            &handle, &err))
-        fail_msg("%s", err.text);
+static struct remote *remote_new(void)
+{
+    struct remote *remote = test_own(calloc(1, sizeof(*remote)), remote_free);
+    struct cox_handle handle;
+    assert_ok(cox_cache_new(&geometry, NULL, &remote->cache, test_err()));
+    assert_ok(cox_exporter_new(NULL, &remote->exporter, test_err()));
+    assert_ok(cox_exporter_export(remote->exporter,
+                                  cox_kv_blocks_info(cox_cache_kv_blocks(remote->cache)).fd, 0, 0,
+                                  &handle, test_err()));
     memcpy(remote->kv.handle, &handle, sizeof(handle));
     remote->kv.block_count = geometry.block_count;
     remote->kv.layout = (struct cox_kv_layout){
@@ -57,21 +62,17 @@ static void remote_open(struct remote *remote)
         .element_bytes = 4,
         .block_bytes = cox_cache_block_size(&geometry),
     };
+    return remote;
 }
 
-static void remote_close(struct remote *remote)
-{
-    cox_exporter_free(remote->exporter);
-    cox_cache_free(remote->cache);
-}
+TEST_OWNED(cox_links_free)
 
-static struct cox_links *links_open(const struct remote *remote)
+static struct cox_links *links_new(const struct remote *remote)
 {
     struct cox_links *links = NULL;
-
     assert_int_equal(cox_links_new(NULL, &links), 0);
     cox_links_use_layout(links, &remote->kv.layout);
-    return links;
+    return test_own(links, cox_links_free_owned);
 }
 
 static void set(struct cox_links *links, const char *cluster, uint64_t epoch,
@@ -146,22 +147,21 @@ static uint32_t mapping_count(void)
 
 PLAIN_TEST(m10_a_link_is_attached_taken_and_let_go_of)
 {
-    struct remote remote;
     struct cox_link *link = NULL;
 
-    remote_open(&remote);
-    struct cox_links *links = links_open(&remote);
+    struct remote *remote = remote_new();
+    struct cox_links *links = links_new(remote);
 
     assert_int_equal(cox_links_take(links, "A", 0, &link, NULL), COX_NOT_FOUND);
-    set(links, "A", 1, &remote.kv);
+    set(links, "A", 1, &remote->kv);
     expect_state(links, "A", COX_LINK_SUCCESS, 0, "");
     assert_int_equal(mapping_count(), 2);
     assert_int_equal(cox_links_take(links, "A", 2, &link, NULL), COX_STALE);
     assert_int_equal(cox_links_take(links, "A", 1, &link, NULL), 0);
     /* The same again is nothing; another epoch is another link. What is taken stays. */
-    set(links, "A", 1, &remote.kv);
+    set(links, "A", 1, &remote->kv);
     assert_int_equal(atomic_load(&link->over), 0);
-    set(links, "A", 2, &remote.kv);
+    set(links, "A", 2, &remote->kv);
     assert_int_equal(atomic_load(&link->over), COX_STALE);
     expect_state(links, "A", COX_LINK_SUCCESS, 0, "");
     assert_int_equal(mapping_count(), 3);
@@ -174,42 +174,39 @@ PLAIN_TEST(m10_a_link_is_attached_taken_and_let_go_of)
     assert_false(look(links, "A").found);
     cox_links_release(links, link);
     assert_int_equal(mapping_count(), 1);
-    cox_links_free(links);
-    remote_close(&remote);
 }
 
 PLAIN_TEST(m10_links_that_cannot_be_say_why)
 {
-    struct remote remote;
     struct cox_kv_pool kv;
     struct cox_link *link = NULL;
     char name[COX_CLUSTER_ID_SIZE_MAX + 2];
 
-    remote_open(&remote);
-    struct cox_links *links = links_open(&remote);
+    struct remote *remote = remote_new();
+    struct cox_links *links = links_new(remote);
 
     memset(name, 'n', sizeof(name) - 1);
     name[sizeof(name) - 1] = '\0';
-    struct cox_link_target target = {.cluster = "", .kv = &remote.kv};
+    struct cox_link_target target = {.cluster = "", .kv = &remote->kv};
     assert_int_equal(cox_links_set(links, &target, NULL), COX_INVALID);
     target.cluster = name;
     assert_int_equal(cox_links_set(links, &target, NULL), COX_INVALID);
     name[COX_CLUSTER_ID_SIZE_MAX] = '\0';
-    set(links, name, 1, &remote.kv);
+    set(links, name, 1, &remote->kv);
     expect_state(links, name, COX_LINK_SUCCESS, 0, "");
 
     set(links, "nonsense", 1, NULL);
     expect_state(links, "nonsense", COX_LINK_FAILED, COX_CORRUPT, "made no sense");
-    kv = remote.kv;
+    kv = remote->kv;
     kv.handle[40] ^= 1;
     set(links, "handle", 1, &kv);
     expect_state(links, "handle", COX_LINK_FAILED, COX_CORRUPT, "");
-    kv = remote.kv;
+    kv = remote->kv;
     kv.block_count++;
     set(links, "count", 1, &kv);
     expect_state(links, "count", COX_LINK_FAILED, COX_CORRUPT,
                  "80 blocks of 128 bytes, but the link request has 81");
-    kv = remote.kv;
+    kv = remote->kv;
     kv.layout.head_dim = 5;
     kv.layout.model_digest = 17;
     set(links, "layout", 1, &kv);
@@ -217,7 +214,7 @@ PLAIN_TEST(m10_links_that_cannot_be_say_why)
                  "head_dim 5 there, 4 here; model_digest 17 there, 0 here");
     assert_int_equal(cox_links_take(links, "layout", 1, &link, NULL), COX_INVALID);
     /* A failed one is tried again. */
-    set(links, "layout", 1, &remote.kv);
+    set(links, "layout", 1, &remote->kv);
     expect_state(links, "layout", COX_LINK_SUCCESS, 0, "");
 
     /* Own blocks have another layout from now on, and links that do not fit are dropped. */
@@ -225,10 +222,8 @@ PLAIN_TEST(m10_links_that_cannot_be_say_why)
     expect_state(links, "layout", COX_LINK_FAILED, COX_INVALID, "head_dim 4 there, 5 here");
     assert_int_equal(mapping_count(), 1);
     cox_links_use_layout(links, NULL);
-    set(links, "early", 1, &remote.kv);
+    set(links, "early", 1, &remote->kv);
     expect_state(links, "early", COX_LINK_FAILED, COX_STATE, "no KV cache to pull into");
-    cox_links_free(links);
-    remote_close(&remote);
 }
 
 /* Another group's rank, in a process of its own, until it is killed. */
@@ -240,12 +235,10 @@ static pid_t other_start(struct cox_kv_pool *ret_kv)
     assert_int_equal(pipe(quits), 0);
     const pid_t pid = fork();
     if (pid == 0) {
-        struct remote other;
+        const struct remote *other = remote_new();
         char byte;
-
-        remote_open(&other);
         close(quits[1]);
-        if (write(pipes[1], &other.kv, sizeof(other.kv)) != sizeof(other.kv))
+        if (write(pipes[1], &other->kv, sizeof(other->kv)) != sizeof(other->kv))
             _exit(1);
         _exit(read(quits[0], &byte, 1) == 0 ? 0 : 1);
     }
@@ -264,17 +257,15 @@ static void other_kill(pid_t pid)
 
 PLAIN_TEST(m10_a_closed_cache_is_stale_and_a_dead_owner_is_dead)
 {
-    struct remote remote;
     struct cox_link *link = NULL;
     struct cox_kv_pool kv;
 
     if (!test_can_take_fds())
         skip();
-    remote_open(&remote);
-    struct cox_links *links = links_open(&remote);
-    cox_exporter_free(remote.exporter);
-    remote.exporter = NULL;
-    set(links, "closed", 1, &remote.kv);
+    struct remote *remote = remote_new();
+    struct cox_links *links = links_new(remote);
+    remote->exporter = cox_exporter_free(remote->exporter);
+    set(links, "closed", 1, &remote->kv);
     expect_state(links, "closed", COX_LINK_FAILED, COX_NOT_FOUND, "");
     assert_int_equal(cox_links_take(links, "closed", 1, &link, NULL), COX_STALE);
 
@@ -284,8 +275,6 @@ PLAIN_TEST(m10_a_closed_cache_is_stale_and_a_dead_owner_is_dead)
     other_kill(pid);
     assert_int_equal(cox_links_take(links, "other", 1, &link, NULL), COX_PEER_DEAD);
     expect_state(links, "other", COX_LINK_FAILED, COX_PEER_DEAD, "has died");
-    cox_links_free(links);
-    remote_close(&remote);
 }
 
 static void expect_mappings(uint32_t count)
@@ -301,7 +290,6 @@ static void expect_mappings(uint32_t count)
  * not during a read. */
 PLAIN_TEST(m10_the_memory_of_the_dead_is_let_go_of_unasked)
 {
-    struct remote remote;
     struct cox_link *link = NULL;
     struct cox_kv_pool kvs[3];
     pid_t pids[3];
@@ -309,9 +297,9 @@ PLAIN_TEST(m10_the_memory_of_the_dead_is_let_go_of_unasked)
 
     if (!test_can_take_fds())
         skip();
-    remote_open(&remote);
-    struct cox_links *links = links_open(&remote);
-    set(links, "alive", 1, &remote.kv);
+    struct remote *remote = remote_new();
+    struct cox_links *links = links_new(remote);
+    set(links, "alive", 1, &remote->kv);
     expect_state(links, "alive", COX_LINK_SUCCESS, 0, "");
     const uint32_t before = mapping_count();
     for (int i = 0; i < 3; i++) {
@@ -331,7 +319,7 @@ PLAIN_TEST(m10_the_memory_of_the_dead_is_let_go_of_unasked)
     expect_mappings(before + each);
     other_kill(pids[1]);
     /* The thread has seen it, for it has attached another one since. */
-    set(links, "again", 1, &remote.kv);
+    set(links, "again", 1, &remote->kv);
     expect_state(links, "again", COX_LINK_SUCCESS, 0, "");
     assert_int_equal(cox_links_remove(links, "again"), 0);
     assert_int_equal(mapping_count(), before + each);
@@ -339,23 +327,19 @@ PLAIN_TEST(m10_the_memory_of_the_dead_is_let_go_of_unasked)
     assert_int_equal(mapping_count(), before);
     expect_state(links, "G0", COX_LINK_FAILED, COX_PEER_DEAD, "has died");
     expect_state(links, "alive", COX_LINK_SUCCESS, 0, "");
-    cox_links_free(links);
-    remote_close(&remote);
 }
 
 /* 64 links live: one more is refused, of the refused the oldest are forgotten, and there is room
  * once one is gone. */
 PLAIN_TEST(m10_there_are_64_links_and_no_more)
 {
-    struct remote remotes[3];
+    struct remote *remotes[] = {remote_new(), remote_new(), remote_new()};
+    struct cox_links *links = links_new(remotes[0]);
     char name[16];
 
-    for (int i = 0; i < 3; i++)
-        remote_open(&remotes[i]);
-    struct cox_links *links = links_open(&remotes[0]);
     for (int i = 0; i < COX_LINK_COUNT_MAX + 100; i++) {
         snprintf(name, sizeof(name), "G%d", i);
-        set(links, name, 1, &remotes[i % 3].kv);
+        set(links, name, 1, &remotes[i % 3]->kv);
     }
     struct looked looked = look(links, "G63");
     assert_int_equal(looked.counts[COX_LINK_SUCCESS], COX_LINK_COUNT_MAX);
@@ -364,47 +348,48 @@ PLAIN_TEST(m10_there_are_64_links_and_no_more)
     expect_state(links, "G163", COX_LINK_FAILED, COX_FULL, "there are 64 links");
     assert_false(look(links, "G64").found);
     assert_int_equal(cox_links_remove(links, "G5"), 0);
-    set(links, "G163", 1, &remotes[0].kv);
+    set(links, "G163", 1, &remotes[0]->kv);
     expect_state(links, "G163", COX_LINK_SUCCESS, 0, "");
-    cox_links_free(links);
-    for (int i = 0; i < 3; i++)
-        remote_close(&remotes[i]);
 }
 
 /* ---- pulls ---- */
 
 struct side {
-    struct remote remote;
+    struct remote *remote;
     struct cox_links *links;
     struct cox_link *link;
     struct cox_pulls *pulls;
     struct cox_cache *cache;
 };
 
-static void side_open(struct side *side)
+static void side_free(void *object)
 {
-    remote_open(&side->remote);
-    side->links = links_open(&side->remote);
-    set(side->links, "A", 1, &side->remote.kv);
-    expect_state(side->links, "A", COX_LINK_SUCCESS, 0, "");
-    assert_int_equal(cox_links_take(side->links, "A", 1, &side->link, NULL), 0);
+    struct side *side = object;
+    cox_links_release(side->links, side->link);
+    cox_pulls_free(side->pulls);
+    cox_cache_free(side->cache);
+    free(side);
+}
+
+static struct side *side_new(void)
+{
+    struct remote *remote = remote_new();
+    struct cox_links *links = links_new(remote);
+    struct side *side = test_own(calloc(1, sizeof(*side)), side_free);
+    side->remote = remote;
+    side->links = links;
+    set(links, "A", 1, &remote->kv);
+    expect_state(links, "A", COX_LINK_SUCCESS, 0, "");
+    assert_int_equal(cox_links_take(links, "A", 1, &side->link, NULL), 0);
     assert_int_equal(cox_pulls_new(&side->pulls), 0);
     assert_int_equal(cox_cache_new(&geometry, NULL, &side->cache, NULL), 0);
     cox_pulls_open(side->pulls, side->cache);
     for (uint32_t block = 0; block < geometry.block_count; block++) {
-        memset(cox_cache_block(side->remote.cache, block), 'A' + (int)block,
+        memset(cox_cache_block(remote->cache, block), 'A' + (int)block,
                (size_t)cox_cache_block_size(&geometry));
-        cox_cache_give(side->remote.cache, block, 7);
+        cox_cache_give(remote->cache, block, 7);
     }
-}
-
-static void side_close(struct side *side)
-{
-    cox_links_release(side->links, side->link);
-    cox_pulls_free(side->pulls);
-    cox_cache_free(side->cache);
-    cox_links_free(side->links);
-    remote_close(&side->remote);
+    return side;
 }
 
 static uint64_t generation_of(const struct cox_cache *cache, uint32_t block)
@@ -430,53 +415,45 @@ static struct cox_pull pull_of(const struct side *side, const char *id)
 
 PLAIN_TEST(m11_a_pull_copies_and_gives)
 {
-    struct side side;
-
-    side_open(&side);
-    struct cox_pull pull = pull_of(&side, "r");
-    assert_int_equal(cox_pulls_run(side.pulls, &pull, NULL), 0);
+    struct side *side = side_new();
+    struct cox_pull pull = pull_of(side, "r");
+    assert_int_equal(cox_pulls_run(side->pulls, &pull, NULL), 0);
     assert_int_equal(pull.copied_bytes, cox_cache_block_size(&geometry));
-    assert_memory_equal(cox_cache_block(side.cache, 5), cox_cache_block(side.remote.cache, 3),
+    assert_memory_equal(cox_cache_block(side->cache, 5), cox_cache_block(side->remote->cache, 3),
                         (size_t)cox_cache_block_size(&geometry));
-    assert_int_equal(generation_of(side.cache, 5), 9);
-    side_close(&side);
+    assert_int_equal(generation_of(side->cache, 5), 9);
 }
 
 PLAIN_TEST(p9_the_newest_1024_cancelled_ids_are_kept)
 {
-    struct side side;
     char id[16], *longer = calloc(COX_REQUEST_ID_SIZE_MAX + 2, 1);
 
-    side_open(&side);
+    struct side *side = side_new();
     for (int i = 0; i <= COX_CANCELLED_COUNT_MAX; i++) {
         snprintf(id, sizeof(id), "r%d", i);
-        assert_true(cox_pulls_cancel(side.pulls, id));
+        assert_true(cox_pulls_cancel(side->pulls, id));
     }
     memset(longer, 'x', COX_REQUEST_ID_SIZE_MAX + 1);
-    assert_false(cox_pulls_cancel(side.pulls, longer));
-    struct cox_pull pull = pull_of(&side, "r0");
-    assert_int_equal(cox_pulls_run(side.pulls, &pull, NULL), 0); /* forgotten */
+    assert_false(cox_pulls_cancel(side->pulls, longer));
+    struct cox_pull pull = pull_of(side, "r0");
+    assert_int_equal(cox_pulls_run(side->pulls, &pull, NULL), 0); /* forgotten */
     pull.request_id = "r1";
-    assert_int_equal(cox_pulls_run(side.pulls, &pull, NULL), COX_ABORTED);
-    assert_int_equal(cox_pulls_run(side.pulls, &pull, NULL), 0);
+    assert_int_equal(cox_pulls_run(side->pulls, &pull, NULL), COX_ABORTED);
+    assert_int_equal(cox_pulls_run(side->pulls, &pull, NULL), 0);
     pull.request_id = "r1024";
-    assert_int_equal(cox_pulls_run(side.pulls, &pull, NULL), COX_ABORTED);
+    assert_int_equal(cox_pulls_run(side->pulls, &pull, NULL), COX_ABORTED);
     free(longer);
-    side_close(&side);
 }
 
 PLAIN_TEST(p9_without_a_cache_nothing_is_pulled)
 {
-    struct side side;
-
-    side_open(&side);
-    struct cox_pull pull = pull_of(&side, "r");
-    assert_int_equal(cox_pulls_close(side.pulls, 0, NULL), 0);
-    assert_int_equal(cox_pulls_run(side.pulls, &pull, NULL), COX_STATE);
-    cox_pulls_open(side.pulls, side.cache);
-    assert_int_equal(cox_pulls_clear(side.pulls, 0, NULL), 0);
-    assert_int_equal(cox_pulls_run(side.pulls, &pull, NULL), 0);
-    side_close(&side);
+    struct side *side = side_new();
+    struct cox_pull pull = pull_of(side, "r");
+    assert_int_equal(cox_pulls_close(side->pulls, 0, NULL), 0);
+    assert_int_equal(cox_pulls_run(side->pulls, &pull, NULL), COX_STATE);
+    cox_pulls_open(side->pulls, side->cache);
+    assert_int_equal(cox_pulls_clear(side->pulls, 0, NULL), 0);
+    assert_int_equal(cox_pulls_run(side->pulls, &pull, NULL), 0);
 }
 
 static bool takes_it(void *context)
@@ -484,7 +461,7 @@ static bool takes_it(void *context)
     struct side *side = context;
 
     /* A step, between the copy of the first block and the second. */
-    if (generation_of(side->remote.cache, 0) == 7) {
+    if (generation_of(side->remote->cache, 0) == 7) {
         cox_cache_give(side->cache, 5, 33);
         return false;
     }
@@ -495,19 +472,15 @@ static bool takes_it(void *context)
 PLAIN_TEST(p9_a_destination_that_was_taken_meanwhile_is_stale)
 {
     static const struct cox_pull_pair pairs[] = {{3, 5}, {4, 6}};
-    struct side side;
-    struct cox_error err = {0};
-
-    side_open(&side);
-    struct cox_pull pull = pull_of(&side, "r");
+    struct side *side = side_new();
+    struct cox_pull pull = pull_of(side, "r");
     pull.pairs = pairs;
     pull.count = 2;
     pull.cancelled = takes_it;
-    pull.context = &side;
-    assert_int_equal(cox_pulls_run(side.pulls, &pull, &err), COX_STALE);
-    assert_non_null(strstr(err.text, "written KV block 5 meanwhile"));
-    assert_int_equal(generation_of(side.cache, 6), COX_CACHE_UNUSED);
-    side_close(&side);
+    pull.context = side;
+    assert_refused(cox_pulls_run(side->pulls, &pull, test_err()), COX_STALE,
+                   "written KV block 5 meanwhile");
+    assert_int_equal(generation_of(side->cache, 6), COX_CACHE_UNUSED);
 }
 
 /* ---- blocks on their way ---- */
@@ -526,7 +499,7 @@ struct arrival {
 static bool arrival_look(void *context)
 {
     struct arrival *arrival = context;
-    struct cox_kv_blocks *blocks = cox_cache_kv_blocks(arrival->side->remote.cache);
+    struct cox_kv_blocks *blocks = cox_cache_kv_blocks(arrival->side->remote->cache);
 
     if (++arrival->checks == 4 && arrival->how == ARRIVAL_GIVE)
         cox_kv_blocks_give(blocks, 3, 7);
@@ -540,7 +513,7 @@ static void expect_pull(struct side *side, struct arrival *arrival, struct cox_p
     arrival->side = side;
     pull->cancelled = arrival_look;
     pull->context = arrival;
-    assert_int_equal(cox_kv_blocks_expect(cox_cache_kv_blocks(side->remote.cache), 3), 0);
+    assert_int_equal(cox_kv_blocks_expect(cox_cache_kv_blocks(side->remote->cache), 3), 0);
     assert_int_equal(cox_pulls_run(side->pulls, pull, NULL), code);
     assert_int_equal(generation_of(side->cache, 5), code ? COX_CACHE_UNUSED : 9);
     if (code)
@@ -549,19 +522,16 @@ static void expect_pull(struct side *side, struct arrival *arrival, struct cox_p
 
 PLAIN_TEST(a_pull_waits_for_a_block_on_its_way)
 {
-    struct side side;
-
-    side_open(&side);
-    struct cox_pull pull = pull_of(&side, "r");
-    expect_pull(&side, &(struct arrival){.how = ARRIVAL_GIVE}, &pull, 0);
-    expect_pull(&side, &(struct arrival){.how = ARRIVAL_TAKE}, &pull, COX_STALE);
-    expect_pull(&side, &(struct arrival){.how = ARRIVAL_NEVER, .cancel_at = 6}, &pull, COX_ABORTED);
+    struct side *side = side_new();
+    struct cox_pull pull = pull_of(side, "r");
+    expect_pull(side, &(struct arrival){.how = ARRIVAL_GIVE}, &pull, 0);
+    expect_pull(side, &(struct arrival){.how = ARRIVAL_TAKE}, &pull, COX_STALE);
+    expect_pull(side, &(struct arrival){.how = ARRIVAL_NEVER, .cancel_at = 6}, &pull, COX_ABORTED);
     pull.deadline_ns = cox_deadline_after_ms(30);
-    expect_pull(&side, &(struct arrival){.how = ARRIVAL_NEVER}, &pull, COX_TIMEOUT);
+    expect_pull(side, &(struct arrival){.how = ARRIVAL_NEVER}, &pull, COX_TIMEOUT);
     pull.deadline_ns = COX_DEADLINE_NEVER;
     pull.lease_ns = cox_deadline_after_ms(30);
-    expect_pull(&side, &(struct arrival){.how = ARRIVAL_NEVER}, &pull, COX_STALE);
-    side_close(&side);
+    expect_pull(side, &(struct arrival){.how = ARRIVAL_NEVER}, &pull, COX_STALE);
 }
 
 /* ---- many blocks ---- */
@@ -587,9 +557,9 @@ static bool whole_look(void *context)
     return whole->cancel_at && whole->pull.copied_bytes == whole->cancel_at;
 }
 
-static void whole_open(struct whole *whole, struct side *side)
+static struct side *whole_open(struct whole *whole)
 {
-    side_open(side);
+    struct side *side = side_new();
     *whole = (struct whole){.side = side, .pull = pull_of(side, "r")};
     for (uint32_t i = 0; i < geometry.block_count; i++)
         whole->pairs[i] = (struct cox_pull_pair){i, geometry.block_count - 1 - i};
@@ -597,6 +567,7 @@ static void whole_open(struct whole *whole, struct side *side)
     whole->pull.count = geometry.block_count;
     whole->pull.cancelled = whole_look;
     whole->pull.context = whole;
+    return side;
 }
 
 static void expect_copied(const struct whole *whole, uint32_t count)
@@ -607,69 +578,59 @@ static void expect_copied(const struct whole *whole, uint32_t count)
     assert_int_equal(whole->pull.copied_bytes, count * size);
     for (uint32_t i = 0; i < geometry.block_count; i++)
         assert_memory_equal(cox_cache_block(whole->side->cache, whole->pairs[i].to),
-                            i < count ? cox_cache_block(whole->side->remote.cache, i) : nothing,
+                            i < count ? cox_cache_block(whole->side->remote->cache, i) : nothing,
                             size);
     free(nothing);
 }
 
 PLAIN_TEST(m11_all_blocks_are_copied_and_given)
 {
-    struct side side;
     struct whole whole;
-
-    whole_open(&whole, &side);
-    assert_int_equal(cox_pulls_run(side.pulls, &whole.pull, NULL), 0);
+    struct side *side = whole_open(&whole);
+    assert_int_equal(cox_pulls_run(side->pulls, &whole.pull, NULL), 0);
     expect_copied(&whole, geometry.block_count);
     for (uint32_t block = 0; block < geometry.block_count; block++)
-        assert_int_equal(generation_of(side.cache, block), 9);
-    side_close(&side);
+        assert_int_equal(generation_of(side->cache, block), 9);
 }
 
 PLAIN_TEST(p9_a_stale_block_ends_the_pull_and_nothing_is_given)
 {
     for (uint32_t stale = 10; stale < geometry.block_count; stale += 60) {
-        struct side side;
         struct whole whole;
         struct cox_error err = {0};
         char text[40];
-        whole_open(&whole, &side);
-        assert_int_equal(cox_cache_take(side.remote.cache, stale, NULL), 0);
-        assert_int_equal(cox_pulls_run(side.pulls, &whole.pull, &err), COX_STALE);
+        struct side *side = whole_open(&whole);
+        assert_int_equal(cox_cache_take(side->remote->cache, stale, NULL), 0);
+        assert_int_equal(cox_pulls_run(side->pulls, &whole.pull, &err), COX_STALE);
         snprintf(text, sizeof text, "A: block %u belongs to another", stale);
-        assert_non_null(strstr(err.text, text));
+        assert_contains(err.text, text);
         expect_copied(&whole, stale);
         for (uint32_t block = 0; block < geometry.block_count; block++)
-            assert_int_equal(generation_of(side.cache, block), COX_CACHE_UNUSED);
-        side_close(&side);
+            assert_int_equal(generation_of(side->cache, block), COX_CACHE_UNUSED);
     }
 }
 
 PLAIN_TEST(p9_a_pull_that_ends_between_two_copies_reports_what_it_copied)
 {
     for (uint32_t copied = 1; copied < geometry.block_count; copied += 13) {
-        struct side side;
         struct whole whole;
-        whole_open(&whole, &side);
+        struct side *side = whole_open(&whole);
         whole.cancel_at = copied * cox_cache_block_size(&geometry);
-        assert_int_equal(cox_pulls_run(side.pulls, &whole.pull, NULL), COX_ABORTED);
+        assert_int_equal(cox_pulls_run(side->pulls, &whole.pull, NULL), COX_ABORTED);
         expect_copied(&whole, copied);
         whole.cancel_at = 0; /* and again, as if nothing had been */
-        assert_int_equal(cox_pulls_run(side.pulls, &whole.pull, NULL), 0);
+        assert_int_equal(cox_pulls_run(side->pulls, &whole.pull, NULL), 0);
         expect_copied(&whole, geometry.block_count);
-        side_close(&side);
     }
 }
 
 PLAIN_TEST(p9_a_clear_ends_the_pull_before_its_next_block)
 {
-    struct side side;
     struct whole whole;
-
-    whole_open(&whole, &side);
+    struct side *side = whole_open(&whole);
     whole.clear_at = 7 * cox_cache_block_size(&geometry);
-    assert_int_equal(cox_pulls_run(side.pulls, &whole.pull, NULL), COX_ABORTED);
+    assert_int_equal(cox_pulls_run(side->pulls, &whole.pull, NULL), COX_ABORTED);
     expect_copied(&whole, 8);
-    side_close(&side);
 }
 
 /* ---- the states of a link (coxswain/requests.h) ---- */

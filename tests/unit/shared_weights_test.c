@@ -33,12 +33,11 @@ static const struct cox_model_config small = {
 
 struct fixture {
     /* of two models with the same shapes */
-    char folders[2][FIXTURE_PATH_SIZE];
+    const char *folders[2];
     struct cox_executor *executor;
     struct cox_shared_weights *weights;
 };
 static struct fixture f;
-static struct cox_error error;
 
 static struct cox_weights_announcement told_now(void)
 {
@@ -47,32 +46,23 @@ static struct cox_weights_announcement told_now(void)
     return announcement;
 }
 
+TEST_OWNED(cox_shared_weights_free)
+
 static int open_fixture(void **state)
 {
     (void)state;
-    error = (struct cox_error){0};
     for (uint32_t i = 0; i < 2; i++) {
-        fixture_directory_create(f.folders[i]);
+        f.folders[i] = fixture_directory();
         fixture_write_model(f.folders[i], &small, 7 + i, 1);
     }
     f.executor = executor_new();
-    if (cox_shared_weights_load(f.folders[0], NULL, NULL, &f.weights, &error) ||
-        cox_shared_weights_publish(f.weights, f.executor, &error))
-        fail_msg("%s", error.text);
+    assert_ok(cox_shared_weights_load(f.folders[0], NULL, NULL, &f.weights, test_err()));
+    test_own(f.weights, cox_shared_weights_free_owned);
+    assert_ok(cox_shared_weights_publish(f.weights, f.executor, test_err()));
     return 0;
 }
 
-static int close_fixture(void **state)
-{
-    (void)state;
-    cox_shared_weights_free(f.weights);
-    executor_free(f.executor);
-    for (uint32_t i = 0; i < 2; i++)
-        fixture_directory_remove(f.folders[i]);
-    return 0;
-}
-
-#define TEST(name) TEST_WITH(name, open_fixture, close_fixture)
+#define TEST(name) TEST_WITH(name, open_fixture, NULL)
 
 static struct cox_weights_status status_now(void)
 {
@@ -84,7 +74,7 @@ static struct cox_weights_status status_now(void)
 static uint64_t digest_of(const char *folder)
 {
     uint64_t digest = 0;
-    assert_int_equal(cox_model_digest_folder(folder, &digest, &error), 0);
+    assert_ok(cox_model_digest_folder(folder, &digest, test_err()));
     return digest;
 }
 
@@ -96,11 +86,10 @@ static void expect_offer(const struct cox_weights_announcement *announcement, ui
     struct cox_model_block block;
     int fd = -1;
     assert_int_equal(announcement->version, version);
-    if (cox_handle_open(&announcement->handle, NULL, cox_deadline_after_ms(PATIENCE_MS), &fd,
-                        &error) ||
-        cox_region_attach_image(&region, fd, "cox_weights", announcement->size, &error))
-        fail_msg("%s", error.text);
-    assert_int_equal(cox_model_block_read(region.base, region.size, &block, &error), 0);
+    assert_ok(cox_handle_open(&announcement->handle, NULL, cox_deadline_after_ms(PATIENCE_MS), &fd,
+                              test_err()));
+    assert_ok(cox_region_attach_image(&region, fd, "cox_weights", announcement->size, test_err()));
+    assert_ok(cox_model_block_read(region.base, region.size, &block, test_err()));
     assert_true(block.digest == digest_of(folder));
     cox_region_detach(&region);
     close(fd);
@@ -251,7 +240,7 @@ TEST(weights_refused_by_a_rank_are_withdrawn)
     const struct cox_weights_announcement next = expect_step_offer(1, 2, f.folders[1]);
     cox_shared_weights_failed(f.weights, 2, COX_REJECTED, "rank 3: no memory");
     assert_int_equal(replace_join(&replacement), COX_REJECTED);
-    assert_non_null(strstr(replacement.error.text, "rank 3: no memory"));
+    assert_contains(replacement.error.text, "rank 3: no memory");
     assert_false(cox_shared_weights_pending(f.weights));
     expect_told(1, f.folders[0]);
     expect_gone(&next);
@@ -270,42 +259,35 @@ TEST(weights_refused_by_a_rank_are_withdrawn)
     expect_told(2, f.folders[1]);
 }
 
+static int replace_now(const char *folder, uint64_t deadline_ns, struct cox_error *err)
+{
+    uint64_t version;
+    return cox_shared_weights_replace(f.weights, folder, deadline_ns, &version, err);
+}
+
 TEST(weights_one_at_a_time_until_a_deadline_or_the_end)
 {
     struct replacement replacement;
-    uint64_t version;
-    assert_int_equal(cox_shared_weights_replace(f.weights, f.folders[1], cox_deadline_after_ms(1),
-                                                &version, &error),
-                     COX_TIMEOUT);
+    assert_int_equal(replace_now(f.folders[1], cox_deadline_after_ms(1), NULL), COX_TIMEOUT);
     assert_int_equal(status_now().next, 2);
-    error = (struct cox_error){0};
-    assert_int_equal(cox_shared_weights_replace(f.weights, f.folders[1], cox_deadline_after_ms(1),
-                                                &version, &error),
-                     COX_BUSY);
+    assert_int_equal(replace_now(f.folders[1], cox_deadline_after_ms(1), NULL), COX_BUSY);
     cox_shared_weights_used(f.weights, 2, 1);
     replace_start(&replacement, f.folders[0]);
     cox_shared_weights_stop(f.weights);
     assert_int_equal(replace_join(&replacement), COX_CLOSED);
-    assert_int_equal(cox_shared_weights_replace(f.weights, f.folders[1], cox_deadline_after_ms(1),
-                                                &version, NULL),
-                     COX_CLOSED);
+    assert_int_equal(replace_now(f.folders[1], cox_deadline_after_ms(1), NULL), COX_CLOSED);
 }
 
 TEST(weights_that_cannot_be_leave_nothing)
 {
     struct cox_model_config other = small;
-    uint64_t version;
-    assert_int_equal(
-        cox_shared_weights_replace(f.weights, "/nowhere", COX_DEADLINE_NEVER, &version, &error),
-        COX_NOT_FOUND);
+    assert_int_equal(replace_now("/nowhere", COX_DEADLINE_NEVER, NULL), COX_NOT_FOUND);
     other.vocab_size = 18;
     fixture_write_model(f.folders[1], &other, 1, 1);
-    error = (struct cox_error){0};
-    assert_int_equal(
-        cox_shared_weights_replace(f.weights, f.folders[1], COX_DEADLINE_NEVER, &version, &error),
-        COX_INVALID);
-    assert_non_null(strstr(error.text, "vocab_size is 18"));
-    assert_non_null(strstr(error.text, f.folders[1]));
+    const char *const words[] = {"vocab_size is 18", f.folders[1]};
+    for (int i = 0; i < 2; i++)
+        assert_refused(replace_now(f.folders[1], COX_DEADLINE_NEVER, test_err()), COX_INVALID,
+                       words[i]);
     assert_int_equal(status_now().next, 0);
     expect_step_offer(1, 1, f.folders[0]);
 }
@@ -322,8 +304,7 @@ static struct cox_prompt_queue *prompt_queue_new(void)
                         .weights = f.weights},
     };
     struct cox_prompt_queue *queue = NULL;
-    if (cox_prompt_queue_start(f.executor, &options, &queue, &error))
-        fail_msg("%s", error.text);
+    assert_ok(cox_prompt_queue_start(f.executor, &options, &queue, test_err()));
     return queue;
 }
 
@@ -340,9 +321,9 @@ TEST(weights_of_a_group_with_nothing_to_do_come_with_a_step_without_rows)
     struct cox_weights_announcement before = told_now();
     struct cox_prompt_queue *queue = prompt_queue_new();
     for (uint64_t turn = 0; turn < 3; turn++) {
-        if (cox_shared_weights_replace(f.weights, f.folders[(turn + 1) % 2],
-                                       cox_deadline_after_ms(PATIENCE_MS), &version, &error))
-            fail_msg("%s", error.text);
+        assert_ok(cox_shared_weights_replace(f.weights, f.folders[(turn + 1) % 2],
+                                             cox_deadline_after_ms(PATIENCE_MS), &version,
+                                             test_err()));
         assert_int_equal(version, 2 + turn);
         expect_offer(&f.executor->offered, 2 + turn, f.folders[(turn + 1) % 2]);
         expect_gone(&before);
@@ -383,19 +364,14 @@ TEST(weights_that_no_step_comes_to_an_end_with_are_given_up)
         int expected;
     } rows[] = {{diverged, COX_DIVERGED}, {rejected_first, COX_REJECTED}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        uint64_t version;
         pthread_mutex_lock(&f.executor->lock);
         f.executor->script.status = rows[i].status;
         f.executor->script.loses_table = true;
         f.executor->sequence = f.executor->published = f.executor->void_through = 0;
         pthread_mutex_unlock(&f.executor->lock);
         struct cox_prompt_queue *queue = prompt_queue_new();
-        error = (struct cox_error){0};
-        assert_int_equal(cox_shared_weights_replace(f.weights, f.folders[1],
-                                                    cox_deadline_after_ms(PATIENCE_MS), &version,
-                                                    &error),
-                         rows[i].expected);
-        assert_non_null(strstr(error.text, "rank 1 says no"));
+        assert_refused(replace_now(f.folders[1], cox_deadline_after_ms(PATIENCE_MS), test_err()),
+                       rows[i].expected, "rank 1 says no");
         assert_false(cox_shared_weights_pending(f.weights));
         cox_prompt_queue_stop(queue, NULL);
         cox_prompt_queue_free(queue);
@@ -447,7 +423,6 @@ static void on_schedule_done(void *context, const struct cox_sequence *sequence)
 static bool on_schedule_feed(void *context, bool idle, uint64_t until_ns)
 {
     struct schedule *schedule = context;
-    uint64_t version;
     (void)until_ns;
     if (idle) {
         const struct cox_kv_leases *holds = cox_engine_loop_kv_leases(schedule->engine_loop);
@@ -456,10 +431,7 @@ static bool on_schedule_feed(void *context, bool idle, uint64_t until_ns)
         return false;
     }
     if (++schedule->looks == 3) {
-        struct cox_error late = {0};
-        assert_int_equal(
-            cox_shared_weights_replace(f.weights, f.folders[1], cox_now_ns(), &version, &late),
-            COX_TIMEOUT);
+        assert_int_equal(replace_now(f.folders[1], cox_now_ns(), NULL), COX_TIMEOUT);
         if (schedule->behind.token_count)
             prompt_add(schedule, &schedule->behind);
     }
@@ -479,12 +451,10 @@ static void schedule_run(struct schedule *schedule, const struct prompt *prompts
                                                     .done_context = schedule,
                                                     .feed = on_schedule_feed,
                                                     .feed_context = schedule};
-    if (cox_engine_loop_new(f.executor, &options, &schedule->engine_loop, &error))
-        fail_msg("%s", error.text);
+    assert_ok(cox_engine_loop_new(f.executor, &options, &schedule->engine_loop, test_err()));
     for (uint32_t i = 0; i < count; i++)
         prompt_add(schedule, &prompts[i]);
-    if (cox_engine_loop_run(schedule->engine_loop, &error))
-        fail_msg("%s", error.text);
+    assert_ok(cox_engine_loop_run(schedule->engine_loop, test_err()));
     assert_int_equal(schedule->done_count, count + (schedule->behind.token_count != 0));
     cox_engine_loop_free(schedule->engine_loop);
 }

@@ -32,20 +32,23 @@ static int32_t no_token(const struct Coxswain__PullKVRequest__PullKVInfo *info, 
     return (int32_t)position;
 }
 
-static void setup(struct fixture *f)
+static void fixture_free(void *object)
 {
-    struct cox_error error = {0};
-    *f = (struct fixture){.executor = executor_new()};
-    f->executor->script.pulls_held = true;
-    f->executor->remote_token = no_token;
-    const struct cox_transfers_options options = {.wake = on_wake, .wake_context = f};
-    assert_int_equal(cox_transfers_new(f->executor, &options, &f->transfers, &error), 0);
+    struct fixture *f = object;
+    cox_transfers_free(f->transfers);
+    free(f);
 }
 
-static void teardown(struct fixture *f)
+static struct fixture *fixture_new(void)
 {
-    cox_transfers_free(f->transfers);
-    executor_free(f->executor);
+    struct cox_executor *executor = executor_new();
+    struct fixture *f = test_own(calloc(1, sizeof *f), fixture_free);
+    const struct cox_transfers_options options = {.wake = on_wake, .wake_context = f};
+    executor->script.pulls_held = true;
+    executor->remote_token = no_token;
+    f->executor = executor;
+    assert_ok(cox_transfers_new(executor, &options, &f->transfers, test_err()));
+    return f;
 }
 
 /* A test over it. */
@@ -53,10 +56,7 @@ static void teardown(struct fixture *f)
     static void name##_in(struct fixture *f);                                                      \
     PLAIN_TEST(name)                                                                               \
     {                                                                                              \
-        struct fixture made;                                                                       \
-        setup(&made);                                                                              \
-        name##_in(&made);                                                                          \
-        teardown(&made);                                                                           \
+        name##_in(fixture_new());                                                                  \
     }                                                                                              \
     static void name##_in(__attribute__((unused)) struct fixture *f)
 
@@ -227,19 +227,17 @@ PLAIN_TEST(p9_a_ranks_reply_becomes_the_end)
                  {COX_INVALID, COX_PULL_FAILED},      {COX_TIMEOUT, COX_PULL_TIMEOUT},
                  {COX_PEER_DEAD, COX_PULL_PEER_DEAD}, {COX_ABORTED, COX_PULL_FAILED}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct fixture f;
+        struct fixture *f = fixture_new();
         struct cox_pull_outcome outcome;
-        setup(&f);
-        begin(&f, 1);
-        struct fixture_pull pull = sent(&f, NULL);
-        executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, PULL_ERROR, cases[i].status);
-        assert_int_equal(cox_transfers_take(f.transfers, &outcome), 0);
+        begin(f, 1);
+        struct fixture_pull pull = sent(f, NULL);
+        executor_complete_pull(f->executor, &pull, 0, COX_OUTCOME_OK, PULL_ERROR, cases[i].status);
+        assert_int_equal(cox_transfers_take(f->transfers, &outcome), 0);
         assert_int_equal(outcome.report->state, cases[i].state);
         assert_int_equal(outcome.report->error.code, cases[i].status);
         assert_int_equal(outcome.report->ranks[0].code, PULL_ERROR);
         assert_false(outcome.own_death); /* that is the other group's */
         free(outcome.report);
-        teardown(&f);
     }
 }
 
@@ -335,48 +333,44 @@ PLAIN_TEST(m11_what_cannot_be_sent_waits_or_fails)
                  {COX_TOO_LARGE, COX_PULL_FAILED, false},
                  {COX_CLOSED, COX_PULL_FAILED, false}};
     for (size_t i = 0; i < sizeof waits / sizeof waits[0]; i++) {
-        struct fixture f;
-        setup(&f);
+        struct fixture *f = fixture_new();
         submit_result = waits[i];
-        f.executor->script.pull_submit = refuse;
-        begin(&f, 1);
-        cox_transfers_turn(f.transfers);
-        cox_transfers_turn(f.transfers);
-        assert_int_equal(f.executor->pull_count, 1); /* not again at once */
-        expect_none(&f);
-        assert_true(cox_transfers_due_ns(f.transfers) <= cox_now_ns() + 50 * COX_NSEC_PER_MSEC);
+        f->executor->script.pull_submit = refuse;
+        begin(f, 1);
+        cox_transfers_turn(f->transfers);
+        cox_transfers_turn(f->transfers);
+        assert_int_equal(f->executor->pull_count, 1); /* not again at once */
+        expect_none(f);
+        assert_true(cox_transfers_due_ns(f->transfers) <= cox_now_ns() + 50 * COX_NSEC_PER_MSEC);
         submit_result = 0;
-        while (f.executor->held_count == 0)
-            cox_transfers_turn(f.transfers);
-        struct fixture_pull pull = sent(&f, "other.1.1");
-        executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
-        expect_end(&f, 1, COX_PULL_SUCCESS, 0, true);
+        while (f->executor->held_count == 0)
+            cox_transfers_turn(f->transfers);
+        struct fixture_pull pull = sent(f, "other.1.1");
+        executor_complete_pull(f->executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
+        expect_end(f, 1, COX_PULL_SUCCESS, 0, true);
         /* A pull that never finds room ends at its deadline, and nothing was written. */
         submit_result = waits[i];
-        begin_with(&f, 2, cox_now_ns() + 1000000, 0);
-        while (status(&f).running)
-            cox_transfers_turn(f.transfers);
-        expect_end(&f, 2, COX_PULL_TIMEOUT, COX_TIMEOUT, true);
-        teardown(&f);
+        begin_with(f, 2, cox_now_ns() + 1000000, 0);
+        while (status(f).running)
+            cox_transfers_turn(f->transfers);
+        expect_end(f, 2, COX_PULL_TIMEOUT, COX_TIMEOUT, true);
     }
     for (size_t i = 0; i < sizeof fails / sizeof fails[0]; i++) {
-        struct fixture f;
+        struct fixture *f = fixture_new();
         struct cox_pull_outcome outcome;
-        setup(&f);
         submit_result = fails[i].result;
-        f.executor->script.pull_submit = refuse;
-        begin(&f, 1);
-        begin(&f, 2);
-        cox_transfers_turn(f.transfers);
+        f->executor->script.pull_submit = refuse;
+        begin(f, 1);
+        begin(f, 2);
+        cox_transfers_turn(f->transfers);
         for (int k = 0; k < 2; k++) {
-            assert_int_equal(cox_transfers_take(f.transfers, &outcome), 0);
+            assert_int_equal(cox_transfers_take(f->transfers, &outcome), 0);
             assert_int_equal(outcome.report->state, fails[i].state);
             assert_int_equal(outcome.report->error.code, fails[i].result);
             assert_int_equal(outcome.own_death, fails[i].own_death);
             assert_true(outcome.drained);
             free(outcome.report);
         }
-        teardown(&f);
     }
 }
 
