@@ -2,41 +2,14 @@
  * batcher, with several steps in flight: what is planned on tokens that are not known yet, and what
  * becomes of it.
  */
-#include "engine/batching/batcher.h"
-#include "tests/lib/test.h"
+#include "batcher_fixture.h"
 
 #include <string.h>
 
 #define STOP 99
 
-static const struct cox_batcher_options defaults = {
-    .sequence_count_max = 4,
-    .token_count_max = 16,
-    .block_count = 16,
-    .block_size = 4,
-    .position_count_max = 64,
-    .step_count_max = 2,
-};
-
-static struct cox_batcher *batcher_new(struct cox_batcher_options options)
-{
-    struct cox_batcher *batcher = NULL;
-    struct cox_error error = {0};
-    if (cox_batcher_new(&options, &batcher, &error))
-        fail_msg("%s", error.text);
-    return batcher;
-}
-
-/* A test over it. */
-#define BATCHER_TEST(name)                                                                         \
-    static void name##_in(struct cox_batcher *batcher);                                            \
-    PLAIN_TEST(name)                                                                               \
-    {                                                                                              \
-        struct cox_batcher *made = batcher_new(defaults);                                          \
-        name##_in(made);                                                                           \
-        cox_batcher_free(made);                                                                    \
-    }                                                                                              \
-    static void name##_in(__attribute__((unused)) struct cox_batcher *batcher)
+/* Two steps in flight. */
+#define BATCHER_TEST(name) BATCHER_TEST_WITH(name, .step_count_max = 2)
 
 static void add_with(struct cox_batcher *batcher, uint32_t token_count, uint32_t new_count_max,
                      uint64_t hold_ms, void *context)
@@ -69,42 +42,21 @@ static const struct cox_step *publish(struct cox_batcher *batcher, uint64_t sequ
     return step;
 }
 
-static void expect_nothing(struct cox_batcher *batcher, int code)
-{
-    const struct cox_step *step;
-    assert_int_equal(cox_batcher_next(batcher, &step), code);
-}
-
 static void commit(struct cox_batcher *batcher, int32_t first, int32_t others)
 {
     const int32_t tokens[4] = {first, others, others, others};
-    struct cox_error error = {0};
-    assert_int_equal(cox_batcher_commit(batcher, tokens, NULL, NULL, &error), 0);
-}
-
-static void expect_row(const struct cox_step *step, uint32_t index, int64_t id, uint32_t position,
-                       uint32_t count, bool announce, bool emit)
-{
-    const struct cox_step_row *row = &step->rows[index];
-    assert_true(index < step->row_count);
-    assert_int_equal(row->sequence->id, id);
-    assert_int_equal(row->position, position);
-    assert_int_equal(row->count, count);
-    assert_int_equal(row->announce, announce);
-    assert_int_equal(row->emit, emit);
+    assert_ok(cox_batcher_commit(batcher, tokens, NULL, NULL, test_err()));
 }
 
 static void expect_done(struct cox_batcher *batcher, int64_t id, enum cox_finish finish,
                         uint32_t token_count)
 {
-    struct cox_sequence *done = cox_batcher_done(batcher);
-    assert_non_null(done);
+    struct cox_sequence *done = done_of(batcher);
     assert_int_equal(done->id, id);
     assert_int_equal(done->finish, finish);
     assert_int_equal(done->token_count, token_count);
     for (uint32_t i = 0; i < done->token_count; i++)
         assert_true(done->tokens[i] >= 0);
-    cox_sequence_free(done);
 }
 
 static struct cox_batcher_stats stats(const struct cox_batcher *batcher)
@@ -141,13 +93,12 @@ BATCHER_TEST(a_step_follows_before_the_token_is_known)
     expect_nothing(batcher, COX_BUSY);
     assert_null(cox_batcher_done(batcher));
     commit(batcher, 52, 0);
-    struct cox_sequence *done = cox_batcher_done(batcher);
+    struct cox_sequence *done = done_of(batcher);
     assert_int_equal(done->finish, COX_FINISH_LENGTH);
     assert_int_equal(done->token_count, 6);
     assert_int_equal(done->tokens[3], 50);
     assert_int_equal(done->tokens[4], 51);
     assert_int_equal(done->tokens[5], 52);
-    cox_sequence_free(done);
     expect_nothing(batcher, COX_EMPTY);
     assert_int_equal(cox_batcher_free_blocks(batcher), 16);
     assert_int_equal(stats(batcher).generated_tokens, 3);
@@ -171,12 +122,9 @@ BATCHER_TEST(chunks_of_a_prompt_follow_each_other)
 
 /* It waits, the pool and the slots are full, and the next sequence would take what a row may still
  * write to. */
-PLAIN_TEST(what_an_end_leaves_has_no_user_while_a_row_is_in_flight)
+BATCHER_TEST_WITH(what_an_end_leaves_has_no_user_while_a_row_is_in_flight, .step_count_max = 2,
+                  .sequence_count_max = 1, .block_count = 2)
 {
-    struct cox_batcher_options options = defaults;
-    options.sequence_count_max = 1;
-    options.block_count = 2;
-    struct cox_batcher *batcher = batcher_new(options);
     add(batcher, 4, 5);
     add(batcher, 5, 2);
     publish(batcher, 1);
@@ -186,27 +134,22 @@ PLAIN_TEST(what_an_end_leaves_has_no_user_while_a_row_is_in_flight)
     expect_done(batcher, 1, COX_FINISH_STOP, 5); /* at once */
     assert_null(step->rows[0].sequence);
     assert_int_equal(cox_batcher_free_blocks(batcher), 0);
-    const int64_t *ids;
-    assert_int_equal(cox_batcher_unreported(batcher, &ids), 0);
+    assert_int_equal(unreported_count(batcher), 0);
     expect_nothing(batcher, COX_BUSY);
     commit(batcher, 7, 0);
     assert_null(cox_batcher_done(batcher));
     assert_int_equal(stats(batcher).generated_tokens, 1); /* what it gave counts nowhere */
     assert_int_equal(cox_batcher_free_blocks(batcher), 2);
-    assert_int_equal(cox_batcher_unreported(batcher, &ids), 1);
+    assert_int_equal(unreported_count(batcher), 1);
     step = publish(batcher, 3);
     expect_row(step, 0, 2, 0, 5, true, true);
     assert_int_equal(step->finished_count, 1);
-    cox_batcher_free(batcher);
 }
 
 /* Where there are slots for that the next one need not wait, with blocks of its own. */
-PLAIN_TEST(the_next_one_is_admitted_beside_what_an_end_leaves)
+BATCHER_TEST_WITH(the_next_one_is_admitted_beside_what_an_end_leaves, .step_count_max = 2,
+                  .sequence_count_max = 1, .retiring_count_max = 1)
 {
-    struct cox_batcher_options options = defaults;
-    options.sequence_count_max = 1;
-    options.retiring_count_max = 1;
-    struct cox_batcher *batcher = batcher_new(options);
     for (int i = 0; i < 3; i++)
         add(batcher, 4, 5);
     publish(batcher, 1);
@@ -223,7 +166,6 @@ PLAIN_TEST(the_next_one_is_admitted_beside_what_an_end_leaves)
     step = publish(batcher, 5); /* the first one's slot was announced meanwhile */
     expect_row(step, 0, 3, 0, 4, true, true);
     assert_int_equal(step->rows[0].sequence->slot, 0);
-    cox_batcher_free(batcher);
 }
 
 BATCHER_TEST(nothing_left_to_run_is_not_empty_while_a_row_is_in_flight)
@@ -235,8 +177,7 @@ BATCHER_TEST(nothing_left_to_run_is_not_empty_while_a_row_is_in_flight)
     expect_nothing(batcher, COX_BUSY);
     commit(batcher, 7, 0);
     expect_nothing(batcher, COX_EMPTY);
-    const int64_t *ids;
-    assert_int_equal(cox_batcher_unreported(batcher, &ids), 1);
+    assert_int_equal(unreported_count(batcher), 1);
     assert_int_equal(cox_batcher_free_blocks(batcher), 16);
 }
 
@@ -294,34 +235,30 @@ BATCHER_TEST(after_a_revert_with_nothing_left_ended_sequences_are_announced)
     commit(batcher, STOP, 50);
     cox_batcher_revert(batcher);
     expect_nothing(batcher, COX_EMPTY);
-    const int64_t *ids;
-    assert_int_equal(cox_batcher_unreported(batcher, &ids), 2);
-    assert_int_equal(ids[0] + ids[1], 3);
+    assert_int_equal(unreported_count(batcher), 2);
+    assert_int_equal(unreported_ids[0] + unreported_ids[1], 3);
     assert_int_equal(cox_batcher_free_blocks(batcher), 16);
 }
 
 BATCHER_TEST(what_a_step_told_in_vain_is_announced_again)
 {
-    const int64_t *ids;
     add(batcher, 3, 1);
     add(batcher, 3, 3);
     publish(batcher, 1);
     commit(batcher, 50, 50);
     assert_int_equal(publish(batcher, 2)->finished_count, 1);
     assert_int_equal(publish(batcher, 3)->finished_count, 0);
-    assert_int_equal(cox_batcher_unreported(batcher, &ids), 0);
+    assert_int_equal(unreported_count(batcher), 0);
     cox_batcher_revert(batcher);
-    assert_int_equal(cox_batcher_unreported(batcher, &ids), 1);
-    assert_int_equal(ids[0], 1);
+    assert_int_equal(unreported_count(batcher), 1);
+    assert_int_equal(unreported_ids[0], 1);
 }
 
 /* A preempted sequence would be announced again with an unknown token, and two would write to its
  * blocks. */
-PLAIN_TEST(a_dry_pool_preempts_when_nothing_is_in_flight)
+BATCHER_TEST_WITH(a_dry_pool_preempts_when_nothing_is_in_flight, .step_count_max = 2,
+                  .block_count = 4)
 {
-    struct cox_batcher_options options = defaults;
-    options.block_count = 4;
-    struct cox_batcher *batcher = batcher_new(options);
     add(batcher, 4, 12);
     add(batcher, 4, 12);
     publish(batcher, 1);
@@ -346,15 +283,11 @@ PLAIN_TEST(a_dry_pool_preempts_when_nothing_is_in_flight)
     step = publish(batcher, 8);
     expect_row(step, 0, 2, 0, 9, true, true);
     assert_int_equal(step->rows[0].sequence->tokens[8], 50);
-    cox_batcher_free(batcher);
 }
 
 /* Waiting for the step in flight may show that no sequence has to go. */
-PLAIN_TEST(an_end_in_flight_saves_a_preemption)
+BATCHER_TEST_WITH(an_end_in_flight_saves_a_preemption, .step_count_max = 2, .block_count = 3)
 {
-    struct cox_batcher_options options = defaults;
-    options.block_count = 3;
-    struct cox_batcher *batcher = batcher_new(options);
     add(batcher, 4, 8);
     add(batcher, 4, 8);
     publish(batcher, 1);
@@ -362,7 +295,6 @@ PLAIN_TEST(an_end_in_flight_saves_a_preemption)
     commit(batcher, STOP, 50);
     expect_row(publish(batcher, 2), 0, 2, 4, 1, false, true);
     assert_int_equal(stats(batcher).preemptions, 0);
-    cox_batcher_free(batcher);
 }
 
 BATCHER_TEST(who_is_cancelled_leaves_its_rows)
@@ -385,15 +317,11 @@ BATCHER_TEST(who_is_cancelled_leaves_its_rows)
     commit(batcher, 51, 52);
     assert_int_equal(cox_batcher_free_blocks(batcher), 16);
     assert_int_equal(stats(batcher).generated_tokens, 1);
-    const int64_t *ids;
-    assert_int_equal(cox_batcher_unreported(batcher, &ids), 2);
+    assert_int_equal(unreported_count(batcher), 2);
 }
 
-PLAIN_TEST(m10_what_is_held_has_no_row_in_flight)
+BATCHER_TEST_WITH(m10_what_is_held_has_no_row_in_flight, .step_count_max = 2, .hold_count_max = 4)
 {
-    struct cox_batcher_options options = defaults;
-    options.hold_count_max = 4;
-    struct cox_batcher *batcher = batcher_new(options);
     add_with(batcher, 6, 1, 60000, NULL);
     publish(batcher, 1);
     expect_nothing(batcher, COX_BUSY);
@@ -401,16 +329,14 @@ PLAIN_TEST(m10_what_is_held_has_no_row_in_flight)
     const struct cox_step *step = publish(batcher, 2);
     assert_int_equal(step->row_count, 1);
     commit(batcher, 50, 0);
-    struct cox_sequence *done = cox_batcher_done(batcher);
+    struct cox_sequence *done = done_of(batcher);
     assert_non_null(done->hold);
     int64_t id = done->id;
-    cox_sequence_free(done);
     /* Released with a step in flight, which does not know its blocks. */
     cox_batcher_release(batcher, 1, id);
     assert_int_equal(cox_batcher_free_blocks(batcher), 15);
     assert_int_equal(cox_batcher_next(batcher, &step), 0);
     assert_int_equal(step->finished_count, 1);
-    cox_batcher_free(batcher);
 }
 
 /* A client that gets the end may unload its adapter from ranks which then still need it. */
@@ -421,7 +347,7 @@ PLAIN_TEST(who_is_cancelled_before_ranks_know_it_keeps_its_adapter)
     const struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 3, .new_count_max = 9, .lora = "one", .context = &context};
     for (int ending = 0; ending < 4; ending++) {
-        struct cox_batcher *batcher = batcher_new(defaults);
+        struct cox_batcher *batcher = batcher_with(.step_count_max = 2);
         assert_int_equal(cox_batcher_add(batcher, &request), 0);
         add(batcher, 3, 9);
         publish(batcher, 1);
@@ -440,44 +366,34 @@ PLAIN_TEST(who_is_cancelled_before_ranks_know_it_keeps_its_adapter)
         }
         if (ending < 3)
             expect_done(batcher, 1, COX_FINISH_ERROR, 3);
-        cox_batcher_free(batcher);
     }
 }
 
 /* Its end was not reported yet, so no client can have released it. */
-PLAIN_TEST(m10_what_a_revert_ends_is_not_shown_as_held)
+BATCHER_TEST_WITH(m10_what_a_revert_ends_is_not_shown_as_held, .step_count_max = 2,
+                  .hold_count_max = 4)
 {
-    struct cox_batcher_options options = defaults;
-    options.hold_count_max = 4;
-    struct cox_batcher *batcher = batcher_new(options);
     add_with(batcher, 6, 1, 60000, NULL);
     add_with(batcher, 6, 1, 60000, NULL);
     publish(batcher, 1);
     commit(batcher, 50, 50);
     cox_batcher_release(batcher, 1, 1);
-    struct cox_sequence *done = cox_batcher_done(batcher);
+    struct cox_sequence *done = done_of(batcher);
     assert_null(done->hold);
-    cox_sequence_free(done);
     assert_int_equal(cox_batcher_kv_leases(batcher)->count, 1);
     cox_batcher_revert(batcher);
-    done = cox_batcher_done(batcher);
+    done = done_of(batcher);
     assert_int_equal(done->finish, COX_FINISH_LENGTH);
     assert_null(done->hold);
-    cox_sequence_free(done);
     assert_int_equal(cox_batcher_free_blocks(batcher), 16);
-    cox_batcher_free(batcher);
 }
 
 /* A step in flight announces a slot's end and its next owner, which leaves it, too: both must be
  * announced again when that step comes to nothing, as often as it does. */
-PLAIN_TEST(slots_announced_in_vain_and_left_again_have_room)
+BATCHER_TEST_WITH(slots_announced_in_vain_and_left_again_have_room, .step_count_max = 2,
+                  .sequence_count_max = 1, .retiring_count_max = 1)
 {
-    struct cox_batcher_options options = defaults;
-    options.sequence_count_max = 1;
-    options.retiring_count_max = 1;
-    struct cox_batcher *batcher = batcher_new(options);
     int contexts[2];
-    const int64_t *ids;
     add(batcher, 3, 1);
     publish(batcher, 1);
     commit(batcher, 50, 0);
@@ -497,11 +413,10 @@ PLAIN_TEST(slots_announced_in_vain_and_left_again_have_room)
         expect_done(batcher, id + 1, COX_FINISH_ERROR, 3);
         expect_nothing(batcher, COX_EMPTY);
         /* The last to leave, if there is no room for all. */
-        assert_int_equal(cox_batcher_unreported(batcher, &ids), 2);
-        assert_int_equal(ids[0] + ids[1], 2 * id + 1);
+        assert_int_equal(unreported_count(batcher), 2);
+        assert_int_equal(unreported_ids[0] + unreported_ids[1], 2 * id + 1);
     }
     assert_int_equal(cox_batcher_free_blocks(batcher), 16);
-    cox_batcher_free(batcher);
 }
 
 BATCHER_TEST(a_failure_ends_what_is_in_flight)
@@ -604,7 +519,7 @@ static void wanted_check(struct cox_batcher *batcher, struct wanted *wanted)
 
 static void random_run(uint32_t seed, uint32_t in_flight)
 {
-    struct cox_batcher_options options = defaults;
+    struct cox_batcher_options options = {0};
     struct wanted wanted[REQUEST_COUNT] = {0};
     struct ranks ranks = {0};
     uint32_t added = 0;
@@ -653,7 +568,7 @@ static void random_run(uint32_t seed, uint32_t in_flight)
     for (int i = 0; i < REQUEST_COUNT; i++)
         assert_true(wanted[i].done);
     assert_int_equal(cox_batcher_free_blocks(batcher), options.block_count);
-    cox_batcher_free(batcher);
+    test_release(batcher);
 }
 
 PLAIN_TEST(at_random_texts_are_right_and_blocks_of_one)

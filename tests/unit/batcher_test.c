@@ -2,39 +2,12 @@
  * batcher: admission, chunks, growth, preemption and refusals, step by step and without any
  * process.
  */
-#include "engine/batching/batcher.h"
-#include "tests/lib/test.h"
+#include "batcher_fixture.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static const struct cox_batcher_options defaults = {
-    .sequence_count_max = 4,
-    .token_count_max = 16,
-    .block_count = 16,
-    .block_size = 4,
-    .position_count_max = 64,
-};
-
-static struct cox_batcher *batcher_new(struct cox_batcher_options options)
-{
-    struct cox_batcher *batcher = NULL;
-    struct cox_error error = {0};
-    if (cox_batcher_new(&options, &batcher, &error))
-        fail_msg("%s", error.text);
-    return batcher;
-}
-
-/* A test over it. */
-#define BATCHER_TEST(name)                                                                         \
-    static void name##_in(struct cox_batcher *batcher);                                            \
-    PLAIN_TEST(name)                                                                               \
-    {                                                                                              \
-        struct cox_batcher *made = batcher_new(defaults);                                          \
-        name##_in(made);                                                                           \
-        cox_batcher_free(made);                                                                    \
-    }                                                                                              \
-    static void name##_in(__attribute__((unused)) struct cox_batcher *batcher)
+#define BATCHER_TEST(name) BATCHER_TEST_WITH(name, 0)
 
 static void add(struct cox_batcher *batcher, uint32_t token_count, uint32_t new_count_max)
 {
@@ -64,21 +37,8 @@ static void commit(struct cox_batcher *batcher, uint64_t sequence, int32_t token
     int32_t tokens[16];
     for (int i = 0; i < 16; i++)
         tokens[i] = token;
-    struct cox_error error = {0};
     cox_batcher_publish(batcher, sequence);
-    assert_int_equal(cox_batcher_commit(batcher, tokens, NULL, NULL, &error), 0);
-}
-
-static void expect_row(const struct cox_step *step, uint32_t index, int64_t id, uint32_t position,
-                       uint32_t count, bool announce, bool emit)
-{
-    const struct cox_step_row *row = &step->rows[index];
-    assert_true(index < step->row_count);
-    assert_int_equal(row->sequence->id, id);
-    assert_int_equal(row->position, position);
-    assert_int_equal(row->count, count);
-    assert_int_equal(row->announce, announce);
-    assert_int_equal(row->emit, emit);
+    assert_ok(cox_batcher_commit(batcher, tokens, NULL, NULL, test_err()));
 }
 
 PLAIN_TEST(blocks_are_taken_and_given)
@@ -124,37 +84,30 @@ BATCHER_TEST(a_sequence_is_announced_once_and_decodes)
     assert_int_equal(step->rows[0].sequence->sent_block_count, 1);
     commit(batcher, 9, 52);
 
-    struct cox_sequence *done = cox_batcher_done(batcher);
-    assert_non_null(done);
+    struct cox_sequence *done = done_of(batcher);
     assert_int_equal(done->finish, COX_FINISH_LENGTH);
     assert_int_equal(done->token_count, 6);
     assert_int_equal(done->tokens[5], 52);
-    cox_sequence_free(done);
     assert_null(cox_batcher_done(batcher));
-    assert_int_equal(cox_batcher_next(batcher, &step), COX_EMPTY);
+    expect_nothing(batcher, COX_EMPTY);
     assert_int_equal(cox_batcher_free_blocks(batcher), 16);
 
     /* No step will tell: it has to be cleaned up. */
-    const int64_t *ids;
-    assert_int_equal(cox_batcher_unreported(batcher, &ids), 1);
-    assert_int_equal(ids[0], 1);
+    assert_int_equal(unreported_count(batcher), 1);
+    assert_int_equal(unreported_ids[0], 1);
     cox_batcher_reported(batcher);
-    assert_int_equal(cox_batcher_unreported(batcher, &ids), 0);
+    assert_int_equal(unreported_count(batcher), 0);
 }
 
-PLAIN_TEST(a_slot_is_announced_and_used_again_in_the_same_step)
+BATCHER_TEST_WITH(a_slot_is_announced_and_used_again_in_the_same_step, .sequence_count_max = 1)
 {
-    struct cox_batcher_options options = defaults;
-    options.sequence_count_max = 1;
-    struct cox_batcher *batcher = batcher_new(options);
     add(batcher, 2, 9);
     add(batcher, 2, 9);
     next(batcher);
     commit(batcher, 1, 99);
-    struct cox_sequence *done = cox_batcher_done(batcher);
+    struct cox_sequence *done = done_of(batcher);
     assert_int_equal(done->finish, COX_FINISH_STOP);
     assert_int_equal(done->tokens[2], 99);
-    cox_sequence_free(done);
     const struct cox_step *step = next(batcher);
     assert_int_equal(step->finished_count, 1);
     assert_int_equal(step->finished_slots[0], 0);
@@ -162,7 +115,6 @@ PLAIN_TEST(a_slot_is_announced_and_used_again_in_the_same_step)
     assert_int_equal(step->rows[0].sequence->slot, 0);
     commit(batcher, 2, 1);
     assert_int_equal(next(batcher)->finished_count, 0);
-    cox_batcher_free(batcher);
 }
 
 BATCHER_TEST(long_prompts_go_in_chunks_beside_decodes)
@@ -189,11 +141,8 @@ BATCHER_TEST(long_prompts_go_in_chunks_beside_decodes)
     expect_row(step, 1, 2, 40, 1, false, true);
 }
 
-PLAIN_TEST(a_dry_pool_preempts_the_youngest)
+BATCHER_TEST_WITH(a_dry_pool_preempts_the_youngest, .block_count = 6)
 {
-    struct cox_batcher_options options = defaults;
-    options.block_count = 6;
-    struct cox_batcher *batcher = batcher_new(options);
     add(batcher, 4, 20); /* 6 blocks in the end */
     add(batcher, 4, 12); /* 4 blocks in the end */
     const struct cox_step *step = next(batcher);
@@ -224,7 +173,6 @@ PLAIN_TEST(a_dry_pool_preempts_the_youngest)
     } while (true);
     expect_row(step, 0, 2, 0, 13, true, true);
     commit(batcher, sequence++, 5);
-    cox_batcher_free(batcher);
 }
 
 BATCHER_TEST(a_revert_recomputes_everything_from_the_start)
@@ -255,12 +203,9 @@ BATCHER_TEST(a_revert_recomputes_everything_from_the_start)
     expect_row(step, 1, 2, 12, 2, false, true);
 }
 
-PLAIN_TEST(what_can_never_run_is_refused_with_numbers)
+BATCHER_TEST_WITH(what_can_never_run_is_refused_with_numbers, .block_count = 8,
+                  .request_size_max = 1000)
 {
-    struct cox_batcher_options options = defaults;
-    options.block_count = 8;
-    options.request_size_max = 1000;
-    struct cox_batcher *batcher = batcher_new(options);
     static const struct {
         uint32_t token_count, new_count_max;
         /* NULL: it fits */
@@ -274,32 +219,25 @@ PLAIN_TEST(what_can_never_run_is_refused_with_numbers)
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         add(batcher, cases[i].token_count, cases[i].new_count_max);
-        struct cox_sequence *done = cox_batcher_done(batcher);
         if (!cases[i].part) {
-            assert_null(done);
+            assert_null(cox_batcher_done(batcher));
             continue;
         }
-        assert_non_null(done);
+        const struct cox_sequence *done = done_of(batcher);
         assert_int_equal(done->finish, COX_FINISH_ERROR);
-        if (!strstr(done->error.text, cases[i].part))
-            fail_msg("'%s' does not speak of '%s'", done->error.text, cases[i].part);
-        cox_sequence_free(done);
+        assert_contains(done->error.text, cases[i].part);
     }
-    cox_batcher_free(batcher);
 
     /* A frame that holds no announcement of that size. */
-    options.block_count = 64;
-    options.position_count_max = 250;
-    batcher = batcher_new(options);
+    batcher = batcher_with(.block_count = 64, .request_size_max = 1000, .position_count_max = 250);
     add(batcher, 150, 1);
-    struct cox_sequence *done = cox_batcher_done(batcher);
-    assert_non_null(strstr(done->error.text, "holds 1000"));
-    cox_sequence_free(done);
-    cox_batcher_free(batcher);
+    assert_contains(done_of(batcher)->error.text, "holds 1000");
+}
 
-    struct cox_error error = {0};
-    options.block_count = 0;
-    assert_int_equal(cox_batcher_new(&options, &batcher, &error), COX_INVALID);
+PLAIN_TEST(a_batcher_without_blocks_is_refused)
+{
+    struct cox_batcher *none = NULL;
+    assert_int_equal(cox_batcher_new(&(struct cox_batcher_options){0}, &none, NULL), COX_INVALID);
 }
 
 BATCHER_TEST(shorten_fits_what_is_there)
@@ -312,19 +250,12 @@ BATCHER_TEST(shorten_fits_what_is_there)
     assert_int_equal(next(batcher)->rows[0].sequence->token_end, 65);
     request.token_count = 65;
     assert_int_equal(cox_batcher_add(batcher, &request), 0);
-    struct cox_sequence *done = cox_batcher_done(batcher);
-    assert_non_null(done);
-    assert_int_equal(done->error.code, COX_TOO_LARGE);
-    cox_sequence_free(done);
+    assert_int_equal(done_of(batcher)->error.code, COX_TOO_LARGE);
 }
 
-PLAIN_TEST(steps_stay_below_the_frame)
+BATCHER_TEST_WITH(steps_stay_below_the_frame, .token_count_max = 1000, .block_count = 100,
+                  .request_size_max = 1000)
 {
-    struct cox_batcher_options options = defaults;
-    options.token_count_max = 1000;
-    options.block_count = 100;
-    options.request_size_max = 1000; /* one announcement of 50 tokens, not two */
-    struct cox_batcher *batcher = batcher_new(options);
     add(batcher, 50, 2);
     add(batcher, 50, 2);
     assert_int_equal(next(batcher)->row_count, 1);
@@ -333,14 +264,10 @@ PLAIN_TEST(steps_stay_below_the_frame)
     assert_int_equal(step->row_count, 2);
     cox_batcher_revert(batcher);
     assert_int_equal(next(batcher)->row_count, 1);
-    cox_batcher_free(batcher);
 }
 
-PLAIN_TEST(nested_steps_are_all_prefill_or_all_decode)
+BATCHER_TEST_WITH(nested_steps_are_all_prefill_or_all_decode, .nested = true)
 {
-    struct cox_batcher_options options = defaults;
-    options.nested = true;
-    struct cox_batcher *batcher = batcher_new(options);
     add(batcher, 3, 2);
     add(batcher, 40, 2);
     add(batcher, 4, 2);
@@ -361,9 +288,7 @@ PLAIN_TEST(nested_steps_are_all_prefill_or_all_decode)
     assert_int_equal(step->row_count, 3);
     assert_int_equal(step->finished_count, 0);
     commit(batcher, 4, 5);
-    const int64_t *ids;
-    assert_int_equal(cox_batcher_unreported(batcher, &ids), 3);
-    cox_batcher_free(batcher);
+    assert_int_equal(unreported_count(batcher), 3);
 }
 
 BATCHER_TEST(who_is_cancelled_gives_everything_back)
@@ -389,11 +314,10 @@ BATCHER_TEST(who_is_cancelled_gives_everything_back)
                      0); /* and another one waits in its place */
     assert_int_equal(cox_batcher_free_blocks(batcher), free_count + 1);
     for (int i = 0; i < 2; i++) {
-        struct cox_sequence *done = cox_batcher_done(batcher);
+        struct cox_sequence *done = done_of(batcher);
         assert_ptr_equal(done->request.context, &contexts[i ? 5 : 1]);
         assert_int_equal(done->finish, COX_FINISH_ERROR);
         assert_int_equal(done->error.code, COX_CLOSED);
-        cox_sequence_free(done);
     }
     assert_null(cox_batcher_done(batcher));
     /* Its slot is announced as finished, and the waiting one has it. */
@@ -439,14 +363,6 @@ BATCHER_TEST(a_failure_ends_all)
 
 /* ---- holds and pulls ---- */
 
-static struct cox_batcher_options with_holds(void)
-{
-    struct cox_batcher_options options = defaults;
-    options.hold_count_max = 4;
-    options.token_count_max = 64;
-    return options;
-}
-
 /* Of 6 tokens, which are 2 blocks. */
 static void add_held(struct cox_batcher *batcher, uint64_t owner, uint64_t hold_ms)
 {
@@ -463,8 +379,7 @@ static void add_held(struct cox_batcher *batcher, uint64_t owner, uint64_t hold_
 
 static int64_t held_id(struct cox_batcher *batcher, bool held)
 {
-    struct cox_sequence *done = cox_batcher_done(batcher);
-    assert_non_null(done);
+    struct cox_sequence *done = done_of(batcher);
     assert_int_equal(done->hold != NULL, held);
     int64_t id = done->id;
     if (held) {
@@ -472,14 +387,12 @@ static int64_t held_id(struct cox_batcher *batcher, bool held)
         assert_int_equal(done->hold->id, id);
         assert_int_equal(done->hold->block_count, 2);
     }
-    cox_sequence_free(done);
     return id;
 }
 
-PLAIN_TEST(m10_a_held_sequence_keeps_its_blocks_until_it_is_released)
+BATCHER_TEST_WITH(m10_a_held_sequence_keeps_its_blocks_until_it_is_released, .hold_count_max = 4,
+                  .token_count_max = 64)
 {
-    struct cox_batcher *batcher = batcher_new(with_holds());
-    const int64_t *ids;
     add_held(batcher, 7, 60000);
     next(batcher);
     commit(batcher, 1, 50);
@@ -487,9 +400,8 @@ PLAIN_TEST(m10_a_held_sequence_keeps_its_blocks_until_it_is_released)
     assert_int_equal(cox_batcher_free_blocks(batcher), 14);
     assert_int_equal(cox_batcher_kv_leases(batcher)->count, 1);
     /* The ranks still know it, so no other sequence gets its blocks. */
-    assert_int_equal(cox_batcher_unreported(batcher, &ids), 0);
-    const struct cox_step *step;
-    assert_int_equal(cox_batcher_next(batcher, &step), COX_EMPTY);
+    assert_int_equal(unreported_count(batcher), 0);
+    expect_nothing(batcher, COX_EMPTY);
     cox_batcher_release(batcher, 8, id); /* another one's */
     cox_batcher_release(batcher, 7, id + 1);
     cox_batcher_expire(batcher, cox_now_ns());
@@ -497,20 +409,19 @@ PLAIN_TEST(m10_a_held_sequence_keeps_its_blocks_until_it_is_released)
     cox_batcher_release(batcher, 7, id);
     cox_batcher_release(batcher, 7, id);
     assert_int_equal(cox_batcher_free_blocks(batcher), 16);
-    assert_int_equal(cox_batcher_unreported(batcher, &ids), 1);
-    assert_int_equal(ids[0], id);
+    assert_int_equal(unreported_count(batcher), 1);
+    assert_int_equal(unreported_ids[0], id);
     /* The next step tells. */
     add(batcher, 3, 2);
-    step = next(batcher);
+    const struct cox_step *step = next(batcher);
     assert_int_equal(step->finished_count, 1);
     commit(batcher, 2, 50);
-    assert_int_equal(cox_batcher_unreported(batcher, &ids), 0);
-    cox_batcher_free(batcher);
+    assert_int_equal(unreported_count(batcher), 0);
 }
 
-PLAIN_TEST(m10_a_hold_ends_with_its_lease_its_owner_and_a_step_that_failed)
+BATCHER_TEST_WITH(m10_a_hold_ends_with_its_lease_its_owner_and_a_step_that_failed,
+                  .hold_count_max = 4, .token_count_max = 64)
 {
-    struct cox_batcher *batcher = batcher_new(with_holds());
     add_held(batcher, 1, 1);
     add_held(batcher, 2, 60000);
     add_held(batcher, 3, 60000);
@@ -536,23 +447,18 @@ PLAIN_TEST(m10_a_hold_ends_with_its_lease_its_owner_and_a_step_that_failed)
     assert_int_equal(step->base, 0);
     assert_int_equal(step->finished_count, 0);
     commit(batcher, 2, 50);
-    const int64_t *ids;
-    assert_int_equal(cox_batcher_unreported(batcher, &ids), 0);
-    cox_batcher_free(batcher);
+    assert_int_equal(unreported_count(batcher), 0);
 }
 
-PLAIN_TEST(m10_a_prompt_that_stops_or_finds_no_room_is_not_held)
+BATCHER_TEST_WITH(m10_a_prompt_that_stops_or_finds_no_room_is_not_held, .token_count_max = 64,
+                  .hold_count_max = 1)
 {
-    struct cox_batcher_options options = with_holds();
-    options.hold_count_max = 1;
-    struct cox_batcher *batcher = batcher_new(options);
     add_held(batcher, 1, 60000);
     next(batcher);
     commit(batcher, 1, 99);
-    struct cox_sequence *done = cox_batcher_done(batcher);
+    struct cox_sequence *done = done_of(batcher);
     assert_int_equal(done->finish, COX_FINISH_STOP);
     assert_null(done->hold);
-    cox_sequence_free(done);
     assert_int_equal(cox_batcher_free_blocks(batcher), 16);
     add_held(batcher, 1, 60000);
     add_held(batcher, 1, 60000);
@@ -561,7 +467,6 @@ PLAIN_TEST(m10_a_prompt_that_stops_or_finds_no_room_is_not_held)
     held_id(batcher, true);
     held_id(batcher, false);
     assert_int_equal(cox_batcher_free_blocks(batcher), 14);
-    cox_batcher_free(batcher);
 }
 
 static const int32_t remote_blocks[] = {8, 9, 3, 4};
@@ -589,10 +494,9 @@ static void add_pulled(struct cox_batcher *batcher, uint32_t token_count, uint32
 
 BATCHER_TEST(m11_a_pulled_sequence_goes_on_behind_its_source_while_others_run)
 {
-    const struct cox_step *step;
     add(batcher, 3, 9);
     add_pulled(batcher, 6, 3, &(struct cox_prompt_request){0});
-    step = next(batcher);
+    const struct cox_step *step = next(batcher);
     assert_int_equal(step->row_count, 1);
     const struct cox_sequence *pulled = cox_batcher_pull(batcher);
     assert_non_null(pulled);
@@ -625,17 +529,16 @@ BATCHER_TEST(m11_a_pulled_sequence_goes_on_behind_its_source_while_others_run)
 
 BATCHER_TEST(m11_what_cannot_be_pulled_is_pulled_again_computed_or_fails)
 {
-    const struct cox_step *step;
     struct cox_error error = {.code = COX_STALE, .text = "gone"};
     add_pulled(batcher, 6, 3, &(struct cox_prompt_request){0});
-    assert_int_equal(cox_batcher_next(batcher, &step), COX_BUSY);
+    expect_nothing(batcher, COX_BUSY);
     assert_int_equal(cox_batcher_pull(batcher)->pulls, 1);
     assert_int_equal(cox_batcher_pulled(batcher, 1, COX_PULL_END_RETRY, true, NULL, &error), 0);
     assert_int_equal(cox_batcher_free_blocks(batcher), 16);
-    assert_int_equal(cox_batcher_next(batcher, &step), COX_BUSY);
+    expect_nothing(batcher, COX_BUSY);
     assert_int_equal(cox_batcher_pull(batcher)->pulls, 2);
     assert_int_equal(cox_batcher_pulled(batcher, 1, COX_PULL_END_RECOMPUTE, true, NULL, &error), 0);
-    step = next(batcher);
+    const struct cox_step *step = next(batcher);
     expect_row(step, 0, 1, 0, 6, true, true);
     assert_null(cox_batcher_pull(batcher));
     assert_true(step->rows[0].sequence->recomputed);
@@ -647,36 +550,30 @@ BATCHER_TEST(m11_what_cannot_be_pulled_is_pulled_again_computed_or_fails)
     assert_int_equal(cox_batcher_pulling(batcher, 0, &error)->id, 2);
     assert_null(cox_batcher_pulling(batcher, 0, batcher));
     assert_int_equal(cox_batcher_pulled(batcher, 2, COX_PULL_END_FAIL, true, NULL, &error), 0);
-    struct cox_sequence *done = cox_batcher_done(batcher);
+    struct cox_sequence *done = done_of(batcher);
     assert_int_equal(done->finish, COX_FINISH_ERROR);
     assert_int_equal(done->error.code, COX_STALE);
-    cox_sequence_free(done);
 }
 
-PLAIN_TEST(m11_blocks_that_a_late_rank_may_write_have_no_user)
+BATCHER_TEST_WITH(m11_blocks_that_a_late_rank_may_write_have_no_user, .block_count = 3)
 {
-    struct cox_batcher_options options = defaults;
-    options.block_count = 3;
-    struct cox_batcher *batcher = batcher_new(options);
-    const struct cox_step *step;
     const struct cox_error error = {.code = COX_TIMEOUT, .text = "late"};
     int32_t blocks[2];
     add_pulled(batcher, 6, 3, &(struct cox_prompt_request){0});
-    assert_int_equal(cox_batcher_next(batcher, &step), COX_BUSY);
+    expect_nothing(batcher, COX_BUSY);
     memcpy(blocks, cox_batcher_pull(batcher)->blocks, sizeof blocks);
     assert_int_equal(cox_batcher_pulled(batcher, 1, COX_PULL_END_RECOMPUTE, false, NULL, &error),
                      0);
     assert_int_equal(cox_batcher_free_blocks(batcher), 1);
     /* It needs two, and waits for them. */
-    assert_int_equal(cox_batcher_next(batcher, &step), COX_BUSY);
+    expect_nothing(batcher, COX_BUSY);
     cox_batcher_give(batcher, blocks, 2);
-    step = next(batcher);
+    const struct cox_step *step = next(batcher);
     expect_row(step, 0, 1, 0, 6, true, true);
     commit(batcher, 1, 50);
-    cox_batcher_free(batcher);
 
     /* A batcher that comes after leaves them alone. */
-    batcher = batcher_new(options);
+    batcher = batcher_with(.block_count = 3);
     cox_batcher_reserve(batcher, blocks, 2);
     cox_batcher_reserve(batcher, blocks, 1);
     assert_int_equal(cox_batcher_free_blocks(batcher), 1);
@@ -686,26 +583,23 @@ PLAIN_TEST(m11_blocks_that_a_late_rank_may_write_have_no_user)
     commit(batcher, 1, 50);
     cox_batcher_give(batcher, blocks, 2);
     assert_int_equal(cox_batcher_free_blocks(batcher), 2);
-    cox_batcher_free(batcher);
 }
 
 BATCHER_TEST(m11_a_pull_alone_needs_no_tokens_and_gives_its_blocks_back)
 {
-    const struct cox_step *step;
     int report = 0;
     add_pulled(batcher, 6, 1, &(struct cox_prompt_request){.pull_only = true});
-    assert_int_equal(cox_batcher_next(batcher, &step), COX_BUSY);
+    expect_nothing(batcher, COX_BUSY);
     assert_non_null(cox_batcher_pull(batcher));
     assert_int_equal(cox_batcher_free_blocks(batcher), 14);
     assert_int_equal(cox_batcher_pulled(batcher, 1, COX_PULL_END_DONE, true,
                                         memcpy(malloc(4), &report, 4), NULL),
                      0);
-    struct cox_sequence *done = cox_batcher_done(batcher);
+    struct cox_sequence *done = done_of(batcher);
     assert_int_equal(done->finish, COX_FINISH_LENGTH);
     assert_non_null(done->report);
-    cox_sequence_free(done);
     assert_int_equal(cox_batcher_free_blocks(batcher), 16);
-    assert_int_equal(cox_batcher_next(batcher, &step), COX_EMPTY);
+    expect_nothing(batcher, COX_EMPTY);
 }
 
 BATCHER_TEST(m11_sources_that_do_not_fit_are_refused)
@@ -716,69 +610,51 @@ BATCHER_TEST(m11_sources_that_do_not_fit_are_refused)
     struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 6, .new_count_max = 1, .source = &source};
     assert_int_equal(cox_batcher_add(batcher, &request), 0);
-    struct cox_sequence *done = cox_batcher_done(batcher);
-    assert_int_equal(done->error.code, COX_INVALID);
-    cox_sequence_free(done);
+    assert_int_equal(done_of(batcher)->error.code, COX_INVALID);
 }
 
 /* The last position that there is was generated elsewhere. */
-PLAIN_TEST(m11_nothing_left_to_do_is_no_error)
+BATCHER_TEST_WITH(m11_nothing_left_to_do_is_no_error, .position_count_max = 5)
 {
-    struct cox_batcher_options options = defaults;
-    options.position_count_max = 5;
-    struct cox_batcher *batcher = batcher_new(options);
     add_pulled(batcher, 6, 9, &(struct cox_prompt_request){.shorten = true});
-    struct cox_sequence *done = cox_batcher_done(batcher);
+    struct cox_sequence *done = done_of(batcher);
     assert_int_equal(done->finish, COX_FINISH_LENGTH);
     assert_int_equal(done->token_count, 6);
-    cox_sequence_free(done);
     add_pulled(batcher, 6, 9, &(struct cox_prompt_request){0});
-    done = cox_batcher_done(batcher);
+    done = done_of(batcher);
     assert_int_equal(done->error.code, COX_TOO_LARGE);
-    cox_sequence_free(done);
-    cox_batcher_free(batcher);
 }
 
 BATCHER_TEST(m11_a_pull_that_no_rank_began_is_cancelled_like_any_other)
 {
-    const struct cox_step *step;
     int mine;
     add_pulled(batcher, 6, 3, &(struct cox_prompt_request){.context = &mine});
-    assert_int_equal(cox_batcher_next(batcher, &step), COX_BUSY);
+    expect_nothing(batcher, COX_BUSY);
     cox_batcher_cancel(batcher, &mine);
-    struct cox_sequence *done = cox_batcher_done(batcher);
-    assert_int_equal(done->error.code, COX_CLOSED);
-    cox_sequence_free(done);
+    assert_int_equal(done_of(batcher)->error.code, COX_CLOSED);
     assert_int_equal(cox_batcher_free_blocks(batcher), 16);
     assert_null(cox_batcher_pull(batcher));
 }
 
-PLAIN_TEST(m10_a_held_prompt_ends_with_one_token_of_those_that_are_to_fit)
+BATCHER_TEST_WITH(m10_a_held_prompt_ends_with_one_token_of_those_that_are_to_fit,
+                  .hold_count_max = 4, .token_count_max = 64)
 {
-    struct cox_batcher *batcher = batcher_new(with_holds());
     int32_t tokens[6] = {0};
     struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 6, .new_count_max = 59, .hold_ms = 60000, .owner = 1};
     assert_int_equal(cox_batcher_add(batcher, &request), 0);
     request.new_count_max = 60; /* one more than there are positions */
     assert_int_equal(cox_batcher_add(batcher, &request), 0);
-    struct cox_sequence *done = cox_batcher_done(batcher);
-    assert_int_equal(done->error.code, COX_TOO_LARGE);
-    cox_sequence_free(done);
+    assert_int_equal(done_of(batcher)->error.code, COX_TOO_LARGE);
     next(batcher);
     commit(batcher, 1, 50);
     held_id(batcher, true);
-    cox_batcher_free(batcher);
 }
 
-PLAIN_TEST(m10_ids_go_on_where_the_plan_before_ended)
+BATCHER_TEST_WITH(m10_ids_go_on_where_the_plan_before_ended, .last_id = 41)
 {
-    struct cox_batcher_options options = defaults;
-    options.last_id = 41;
-    struct cox_batcher *batcher = batcher_new(options);
     add(batcher, 2, 2);
     assert_int_equal(next(batcher)->rows[0].sequence->id, 42);
     commit(batcher, 1, 50);
     assert_int_equal(cox_batcher_last_id(batcher), 42);
-    cox_batcher_free(batcher);
 }
