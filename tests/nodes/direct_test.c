@@ -45,9 +45,8 @@ static void *sender_main(void *argument)
 
 static void order(const char *file_a, const char *file_b)
 {
-    struct box box;
-    box_init(&box);
-    struct cox_direct *b = node("node-b", file_b, &box), *a = node("node-a", file_a, NULL);
+    struct box *box = box_new();
+    struct cox_direct *b = node("node-b", file_b, box), *a = node("node-a", file_a, NULL);
     struct sender senders[4];
     memset(senders, 0, sizeof senders);
     for (uint32_t i = 0; i < 4; i++) {
@@ -64,16 +63,15 @@ static void order(const char *file_a, const char *file_b)
         if (senders[i].r)
             fail_msg("%s", senders[i].err.text);
     }
-    box_await(&box, 800);
-    assert_false(box.disorder);
-    assert_string_equal(box.peer, "node-a");
-    assert_int_equal(box_end_count(&box), 0);
-    cox_direct_close(a);
-    box_await_end(&box, "the peer has closed the connection");
-    assert_true(box_end_has_peer(&box));
-    cox_direct_close(b);
-    assert_int_equal(box_end_count(&box), 1);
-    box_deinit(&box);
+    box_await(box, 800);
+    assert_false(box->disorder);
+    assert_string_equal(box->peer, "node-a");
+    assert_int_equal(box_end_count(box), 0);
+    test_release(a);
+    box_await_end(box, "the peer has closed the connection");
+    assert_true(box_end_has_peer(box));
+    test_release(b);
+    assert_int_equal(box_end_count(box), 1);
 }
 
 TEST(messages_of_several_threads_arrive_in_order)
@@ -85,9 +83,8 @@ TEST(messages_of_several_threads_arrive_in_order)
 static void sizes(const char *file_a, const char *file_b)
 {
     static const size_t all[] = {0, 1, 16360, 16361, 16384, 40000, MIB - 1, MIB, 64 * MIB};
-    struct box box;
-    box_init(&box);
-    struct cox_direct *b = node("node-b", file_b, &box), *a = node("node-a", file_a, NULL);
+    struct box *box = box_new();
+    struct cox_direct *b = node("node-b", file_b, box), *a = node("node-a", file_a, NULL);
     uint8_t *bytes = malloc(64 * MIB);
     for (size_t i = 0; i < 64 * MIB; i++)
         bytes[i] = (uint8_t)(i * 31 + i / 4099);
@@ -101,15 +98,12 @@ static void sizes(const char *file_a, const char *file_b)
         assert_int_equal(cox_direct_send(a, "node-b", address_of(cox_direct_port(b)), 100 + i,
                                          parts, 4, cox_deadline_after_ms(PATIENCE_MS), &err),
                          0);
-        box_await(&box, i + 1);
-        assert_int_equal(box.kind, 100 + i);
-        assert_int_equal(box.size, all[i]);
-        assert_true(all[i] == 0 ? !box.bytes : !memcmp(box.bytes, bytes, all[i]));
+        box_await(box, i + 1);
+        assert_int_equal(box->kind, 100 + i);
+        assert_int_equal(box->size, all[i]);
+        assert_true(all[i] == 0 ? !box->bytes : !memcmp(box->bytes, bytes, all[i]));
     }
     free(bytes);
-    cox_direct_close(a);
-    cox_direct_close(b);
-    box_deinit(&box);
 }
 
 TEST(messages_of_all_sizes_arrive_whole)
@@ -120,9 +114,8 @@ TEST(messages_of_all_sizes_arrive_whole)
 
 TEST(what_is_too_large_is_not_sent_and_not_accepted)
 {
-    struct box box;
-    box_init(&box);
-    struct cox_direct_options options = options_of("node-b", "b", &box);
+    struct box *box = box_new();
+    struct cox_direct_options options = options_of("node-b", "b", box);
     options.size_max = 1000;
     struct cox_direct *b = opened(&options), *a = node("node-a", "a", NULL);
     const uint16_t port = cox_direct_port(b);
@@ -134,20 +127,16 @@ TEST(what_is_too_large_is_not_sent_and_not_accepted)
                      COX_TOO_LARGE);
     assert_int_equal(send_bytes(a, "node-b", port, 9, bytes, 1000, PATIENCE_MS, NULL), 0);
     assert_int_equal(send_bytes(a, "node-b", port, 9, bytes, 1001, PATIENCE_MS, NULL), 0);
-    box_await_end(&box, "announced a message of 1001 bytes; at most 1000");
-    assert_int_equal(box_message_count(&box), 1);
+    box_await_end(box, "announced a message of 1001 bytes; at most 1000");
+    assert_int_equal(box_message_count(box), 1);
     sends(a, "node-b", port, "again");
-    box_await(&box, 2);
-    cox_direct_close(a);
-    cox_direct_close(b);
-    box_deinit(&box);
+    box_await(box, 2);
 }
 
 TEST(ipv6_addresses_are_in_brackets)
 {
-    struct box box;
-    box_init(&box);
-    struct cox_direct_options options = options_of("node-b", NULL, &box);
+    struct box *box = box_new();
+    struct cox_direct_options options = options_of("node-b", NULL, box);
     options.listen = "[::1]:0";
     struct cox_direct *b = NULL, *a = node("node-a", NULL, NULL);
     int r = cox_direct_open(&options, &b, NULL);
@@ -157,11 +146,9 @@ TEST(ipv6_addresses_are_in_brackets)
         assert_int_equal(cox_direct_send(a, "node-b", address, 9, NULL, 0,
                                          cox_deadline_after_ms(PATIENCE_MS), NULL),
                          0);
-        box_await(&box, 1);
+        box_await(box, 1);
     }
-    cox_direct_close(a);
     cox_direct_close(b);
-    box_deinit(&box);
     if (r == -EADDRNOTAVAIL || r == -EAFNOSUPPORT)
         skip(); /* this machine has no IPv6 */
     assert_int_equal(r, 0);
@@ -246,8 +233,7 @@ static void open_refuses(struct cox_direct_options options, int code, const char
     struct cox_error err = {0};
     assert_int_equal(cox_direct_open(&options, &direct, &err), code);
     assert_null(direct);
-    if (!strstr(err.text, text))
-        fail_msg("'%s' is not in: %s", text, err.text);
+    assert_contains(err.text, text);
 }
 
 TEST(open_says_what_is_wrong_with_the_files)
@@ -280,8 +266,7 @@ TEST(open_says_what_is_wrong_with_the_files)
 
 TEST(open_says_what_is_wrong_with_the_options)
 {
-    struct box box;
-    box_init(&box);
+    struct box *box = box_new();
     struct cox_direct_options o = options_of("", NULL, NULL);
     open_refuses(o, COX_INVALID, "the name of a process");
     o = options_of("node-b", NULL, NULL);
@@ -293,14 +278,14 @@ TEST(open_says_what_is_wrong_with_the_options)
     o = options_of("node-b", "b", NULL);
     o.key = NULL;
     open_refuses(o, COX_INVALID, "TLS needs");
-    o = options_of("node-b", NULL, &box);
+    o = options_of("node-b", NULL, box);
     o.size_max = COX_DIRECT_SIZE_MAX + 1;
     open_refuses(o, COX_INVALID, "size_max");
     static const char *const addresses[] = {"",      "1.2.3.4", ":80",   "::1:80",
                                             "[::1]", "a:b",     "a:80x", "a:99999999",
                                             "[]:80", "a:70000", "[a:80"};
     for (size_t i = 0; i < sizeof addresses / sizeof *addresses; i++) {
-        o = options_of("node-b", NULL, &box);
+        o = options_of("node-b", NULL, box);
         o.listen = addresses[i];
         open_refuses(o, COX_INVALID, "is not an address");
     }
@@ -308,7 +293,7 @@ TEST(open_says_what_is_wrong_with_the_options)
     open_refuses(o, COX_DENIED, "is not a loopback address");
     o.listen = "[::]:0";
     open_refuses(o, COX_DENIED, "is not a loopback address");
-    struct cox_direct *b = node("node-b", NULL, &box);
+    struct cox_direct *b = node("node-b", NULL, box);
     o.listen = address_of(cox_direct_port(b));
     open_refuses(o, -EADDRINUSE, "cannot listen at");
     struct cox_error err = {0};
@@ -320,39 +305,34 @@ TEST(open_says_what_is_wrong_with_the_options)
     memset(endless, 'a', sizeof endless);
     strcpy(endless + sizeof endless - 4, ":80");
     assert_int_equal(cox_direct_send(b, "node-a", endless, 0, NULL, 0, 0, NULL), COX_INVALID);
-    cox_direct_close(b);
-    box_deinit(&box);
 }
 
 TEST(a_process_of_another_name_is_refused)
 {
     for (int tls = 0; tls < 2; tls++) {
-        struct box box;
-        box_init(&box);
-        struct cox_direct *b = node("node-b", tls ? "b" : NULL, &box),
+        struct box *box = box_new();
+        struct cox_direct *b = node("node-b", tls ? "b" : NULL, box),
                           *a = node("node-a", tls ? "a" : NULL, NULL);
         refuses(a, "node-c", cox_direct_port(b), COX_DENIED,
                 tls ? "is node-b, by its certificate" : "says that it is node-b");
-        assert_int_equal(box_message_count(&box), 0);
-        cox_direct_close(a);
-        cox_direct_close(b);
-        box_deinit(&box);
+        assert_int_equal(box_message_count(box), 0);
+        test_release(a);
+        test_release(b);
     }
 }
 
 TEST(a_process_of_another_ca_is_refused_by_both_sides)
 {
-    struct box box;
-    box_init(&box);
-    struct cox_direct *a = node("node-a", "a", &box);
-    struct cox_direct_options options = options_of("node-b", "foreign", &box);
+    struct box *box = box_new();
+    struct cox_direct *a = node("node-a", "a", box);
+    struct cox_direct_options options = options_of("node-b", "foreign", box);
     options.ca = path("foreign-ca.crt");
     struct cox_direct *foreign = opened(&options);
     refuses(a, "node-b", cox_direct_port(foreign), COX_DENIED,
             "the peer's certificate is not valid");
     refuses(foreign, "node-a", cox_direct_port(a), COX_DENIED,
             "the peer's certificate is not valid");
-    cox_direct_close(foreign);
+    test_release(foreign);
     /* It knows our CA, and fails only because we do not know its. */
     FILE *both = fopen(path("both.crt"), "we");
     static const char *const files[] = {"ca.crt", "foreign-ca.crt"};
@@ -366,12 +346,9 @@ TEST(a_process_of_another_ca_is_refused_by_both_sides)
     options.ca = path("both.crt");
     foreign = opened(&options);
     refuses(foreign, "node-a", cox_direct_port(a), COX_DENIED, "unknown ca");
-    box_await_end(&box, "the peer's certificate is not valid");
-    assert_false(box_end_has_peer(&box));
-    assert_int_equal(box_message_count(&box), 0);
-    cox_direct_close(foreign);
-    cox_direct_close(a);
-    box_deinit(&box);
+    box_await_end(box, "the peer's certificate is not valid");
+    assert_false(box_end_has_peer(box));
+    assert_int_equal(box_message_count(box), 0);
 }
 
 /* ---- ends ---- */
@@ -387,13 +364,12 @@ static void await_send(struct cox_direct *direct)
 
 static void blocked_send_ends(bool by_close, const char *file_a, const char *file_b)
 {
-    struct box box;
-    box_init(&box);
-    box_hold(&box, true);
-    struct cox_direct *b = node("node-b", file_b, &box), *a = node("node-a", file_a, NULL);
+    struct box *box = box_new();
+    box_hold(box, true);
+    struct cox_direct *b = node("node-b", file_b, box), *a = node("node-a", file_a, NULL);
     const uint16_t port = cox_direct_port(b);
     sends(a, "node-b", port, "x");
-    box_await(&box, 1);
+    box_await(box, 1);
     /* The first fills the socket, the second waits for the first. */
     struct sender senders[2];
     memset(senders, 0, sizeof senders);
@@ -415,7 +391,7 @@ static void blocked_send_ends(bool by_close, const char *file_a, const char *fil
             pthread_mutex_unlock(&a->lock);
         }
     if (by_close)
-        cox_direct_close(a);
+        test_release(a);
     while (!senders[0].done || !senders[1].done) {
         if (!by_close)
             cox_direct_drop(a, "node-b");
@@ -426,13 +402,11 @@ static void blocked_send_ends(bool by_close, const char *file_a, const char *fil
         pthread_join(senders[i].thread, NULL);
         assert_int_equal(senders[i].r, COX_CLOSED);
     }
-    box_hold(&box, false);
+    box_hold(box, false);
     if (!by_close) {
         sends(a, "node-b", port, "after");
-        cox_direct_close(a);
+        test_release(a);
     }
-    cox_direct_close(b);
-    box_deinit(&box);
 }
 
 TEST(drop_ends_sends_at_once)
@@ -457,7 +431,7 @@ TEST(close_ends_a_connect_that_is_not_answered)
         .direct = a, .port = port, .size = 100, .timeout_ms = 10 * PATIENCE_MS, .count = 1};
     assert_int_equal(pthread_create(&sender.thread, NULL, sender_main, &sender), 0);
     await_send(a);
-    cox_direct_close(a);
+    test_release(a);
     pthread_join(sender.thread, NULL);
     assert_int_equal(sender.r, COX_CLOSED);
     close(listening);
@@ -465,24 +439,20 @@ TEST(close_ends_a_connect_that_is_not_answered)
 
 TEST(drop_ends_what_comes_from_a_process)
 {
-    struct box box;
-    box_init(&box);
-    struct cox_direct *b = node("node-b", "b", &box), *a = node("node-a", "a", NULL);
+    struct box *box = box_new();
+    struct cox_direct *b = node("node-b", "b", box), *a = node("node-a", "a", NULL);
     sends(a, "node-b", cox_direct_port(b), "x");
-    box_await(&box, 1);
+    box_await(box, 1);
     cox_direct_drop(b, "node-c");
     cox_direct_drop(b, "node-a");
-    box_await_end(&box, "was ended here");
+    box_await_end(box, "was ended here");
     /* not a ban */
     sends(a, "node-b", cox_direct_port(b), "y");
-    box_await(&box, 2);
+    box_await(box, 2);
     cox_direct_drop(a, "node-b");
-    box_await_end(&box, "the peer has closed");
+    box_await_end(box, "the peer has closed");
     sends(a, "node-b", cox_direct_port(b), "z");
-    box_await(&box, 3);
-    cox_direct_close(a);
-    cox_direct_close(b);
-    box_deinit(&box);
+    box_await(box, 3);
 }
 
 /* ---- groups ---- */
@@ -490,30 +460,20 @@ TEST(drop_ends_what_comes_from_a_process)
 /* Machines a and b with a process of each of two groups, all of which listen. */
 struct groups {
     struct cox_direct *a[2], *b[2];
-    struct box box_a[2], box_b[2];
+    struct box *box_a[2], *box_b[2];
 };
 
-static void groups_open(struct groups *groups, bool tls)
+static struct groups *groups_new(bool tls)
 {
     static const char *const names[2] = {"first", "second"};
+    struct groups *groups = test_own(calloc(1, sizeof *groups), free);
     for (int i = 0; i < 2; i++) {
-        box_init(&groups->box_a[i]);
-        box_init(&groups->box_b[i]);
-        groups->a[i] = node_of(names[i], "node-a", tls ? "a" : NULL, &groups->box_a[i]);
-        groups->b[i] = node_of(names[i], "node-b", tls ? "b" : NULL, &groups->box_b[i]);
+        groups->box_a[i] = box_new();
+        groups->box_b[i] = box_new();
+        groups->a[i] = node_of(names[i], "node-a", tls ? "a" : NULL, groups->box_a[i]);
+        groups->b[i] = node_of(names[i], "node-b", tls ? "b" : NULL, groups->box_b[i]);
     }
-}
-
-static void groups_close(struct groups *groups)
-{
-    for (int i = 0; i < 2; i++) {
-        cox_direct_close(groups->a[i]);
-        cox_direct_close(groups->b[i]);
-    }
-    for (int i = 0; i < 2; i++) {
-        box_deinit(&groups->box_a[i]);
-        box_deinit(&groups->box_b[i]);
-    }
+    return groups;
 }
 
 static uint64_t accept_count(struct cox_direct *direct)
@@ -530,7 +490,7 @@ static void groups_send(struct groups *groups, uint32_t count)
     for (uint32_t n = 0; n < count; n++)
         for (int from = 0; from < 2; from++)
             for (int to = 0; to < 2; to++) {
-                struct box *box = &groups->box_a[to];
+                struct box *box = groups->box_a[to];
                 const uint32_t came = box_message_count(box);
                 sends(groups->b[from], "node-a", cox_direct_port(groups->a[to]), "x");
                 box_await(box, came + 1);
@@ -542,36 +502,32 @@ static void groups_send(struct groups *groups, uint32_t count)
 TEST(groups_of_one_machine_have_connections_of_their_own)
 {
     for (int tls = 0; tls < 2; tls++) {
-        struct groups groups;
-        groups_open(&groups, tls);
-        groups_send(&groups, 10);
+        struct groups *groups = groups_new(tls);
+        groups_send(groups, 10);
         for (int i = 0; i < 2; i++) {
-            assert_int_equal(accept_count(groups.a[i]), 2);
-            assert_int_equal(box_end_count(&groups.box_a[i]), 0);
+            assert_int_equal(accept_count(groups->a[i]), 2);
+            assert_int_equal(box_end_count(groups->box_a[i]), 0);
         }
-        groups_close(&groups);
     }
 }
 
 TEST(drop_leaves_other_groups_alone)
 {
-    struct groups groups;
-    groups_open(&groups, true);
-    groups_send(&groups, 1);
+    struct groups *groups = groups_new(true);
+    groups_send(groups, 1);
     /* what comes from a process */
-    cox_direct_drop(groups.a[0], "node-b");
-    box_await_end(&groups.box_a[0], "was ended here");
-    groups_send(&groups, 1);
-    assert_int_equal(accept_count(groups.a[0]), 3);
-    assert_int_equal(box_end_count(&groups.box_a[0]), 1);
+    cox_direct_drop(groups->a[0], "node-b");
+    box_await_end(groups->box_a[0], "was ended here");
+    groups_send(groups, 1);
+    assert_int_equal(accept_count(groups->a[0]), 3);
+    assert_int_equal(box_end_count(groups->box_a[0]), 1);
     /* what goes to it */
-    cox_direct_drop(groups.b[1], "node-a");
-    box_await_end(&groups.box_a[1], "the peer has closed");
-    groups_send(&groups, 1);
-    assert_int_equal(accept_count(groups.a[0]), 3);
-    assert_int_equal(accept_count(groups.a[1]), 3);
-    assert_int_equal(box_end_count(&groups.box_a[1]), 1);
-    groups_close(&groups);
+    cox_direct_drop(groups->b[1], "node-a");
+    box_await_end(groups->box_a[1], "the peer has closed");
+    groups_send(groups, 1);
+    assert_int_equal(accept_count(groups->a[0]), 3);
+    assert_int_equal(accept_count(groups->a[1]), 3);
+    assert_int_equal(box_end_count(groups->box_a[1]), 1);
 }
 
 static int peer_count(struct cox_direct *direct)
@@ -586,40 +542,33 @@ static int peer_count(struct cox_direct *direct)
 
 TEST(addresses_of_the_past_are_forgotten)
 {
-    struct groups groups;
-    groups_open(&groups, true);
-    struct cox_direct *sender = groups.b[0];
-    const uint16_t stays = cox_direct_port(groups.a[1]);
+    struct groups *groups = groups_new(true);
+    struct cox_direct *sender = groups->b[0];
+    const uint16_t stays = cox_direct_port(groups->a[1]);
     sends(sender, "node-a", stays, "x");
     for (int i = 0; i < 20; i++) {
-        cox_direct_close(groups.a[0]);
-        groups.a[0] = node_of("first", "node-a", "a", &groups.box_a[0]);
-        sends(sender, "node-a", cox_direct_port(groups.a[0]), "x");
+        test_release(groups->a[0]);
+        groups->a[0] = node_of("first", "node-a", "a", groups->box_a[0]);
+        sends(sender, "node-a", cox_direct_port(groups->a[0]), "x");
         refuses(sender, "node-a", 1, -ECONNREFUSED, "Connection refused");
     }
     /* the two that are there, and the last one that refused */
     assert_true(peer_count(sender) <= 3);
-    assert_int_equal(accept_count(groups.a[1]), 1);
-    groups_close(&groups);
+    assert_int_equal(accept_count(groups->a[1]), 1);
 }
 
 TEST(a_process_at_another_address_is_the_same_one_again)
 {
-    struct groups groups;
-    groups_open(&groups, true);
-    groups_send(&groups, 1);
+    struct groups *groups = groups_new(true);
+    groups_send(groups, 1);
     /* The earlier one is not seen to end: its machine is dead. */
-    struct box box;
-    box_init(&box);
-    struct cox_direct *again = node_of("first", "node-a", "a", &box);
-    sends(groups.b[0], "node-a", cox_direct_port(again), "x");
-    box_await(&box, 1);
-    box_await_end(&groups.box_a[0], "the peer has closed");
-    assert_int_equal(box_end_count(&groups.box_a[0]), 1);
-    assert_int_equal(box_end_count(&groups.box_a[1]), 0);
-    cox_direct_close(again);
-    box_deinit(&box);
-    groups_close(&groups);
+    struct box *box = box_new();
+    struct cox_direct *again = node_of("first", "node-a", "a", box);
+    sends(groups->b[0], "node-a", cox_direct_port(again), "x");
+    box_await(box, 1);
+    box_await_end(groups->box_a[0], "the peer has closed");
+    assert_int_equal(box_end_count(groups->box_a[0]), 1);
+    assert_int_equal(box_end_count(groups->box_a[1]), 0);
 }
 
 /* ---- peers in other processes ---- */
@@ -707,7 +656,7 @@ TEST(deadlines_are_kept_when_a_peer_stops)
         assert_true(took >= 300 * COX_NSEC_PER_MSEC && took < 5 * COX_NSEC_PER_SEC);
         kill(child.pid, SIGCONT);
         sends(a, "node-b", child.port, "y");
-        cox_direct_close(a);
+        test_release(a);
         child_kill(&child);
     }
     free(bytes);
@@ -725,24 +674,20 @@ TEST(a_peer_that_died_is_opened_again)
         child_kill(&first);
         refuses(a, "node-b", first.port, -ECONNREFUSED, "Connection refused");
         sends(a, "node-b", other.port, "at another address");
-        cox_direct_close(a);
+        test_release(a);
         child_kill(&other);
     }
-    struct box box;
-    box_init(&box);
-    struct cox_direct *b = node("node-b", "b", &box), *a = node("node-a", "a", NULL);
+    struct box *box = box_new();
+    struct cox_direct *b = node("node-b", "b", box), *a = node("node-a", "a", NULL);
     const uint16_t port = cox_direct_port(b);
     sends(a, "node-b", port, "x");
-    box_await(&box, 1);
-    cox_direct_close(b);
-    struct cox_direct_options options = options_of("node-b", "b", &box);
+    box_await(box, 1);
+    test_release(b);
+    struct cox_direct_options options = options_of("node-b", "b", box);
     options.listen = address_of(port);
     b = opened(&options);
     sends(a, "node-b", port, "y");
-    box_await(&box, 2);
-    cox_direct_close(b);
-    cox_direct_close(a);
-    box_deinit(&box);
+    box_await(box, 2);
 }
 
 int main(void)

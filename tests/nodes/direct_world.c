@@ -204,18 +204,22 @@ int teardown(void **state)
 
 /* ---- a receiver that remembers ---- */
 
-void box_init(struct box *box)
+static void box_free(void *object)
 {
-    memset(box, 0, sizeof *box);
-    pthread_mutex_init(&box->lock, NULL);
-    pthread_cond_init(&box->changed, NULL);
-}
-
-void box_deinit(struct box *box)
-{
+    struct box *box = object;
     free(box->bytes);
     pthread_mutex_destroy(&box->lock);
     pthread_cond_destroy(&box->changed);
+    free(box);
+}
+
+struct box *box_new(void)
+{
+    struct box *box = calloc(1, sizeof *box);
+    assert_non_null(box);
+    pthread_mutex_init(&box->lock, NULL);
+    pthread_cond_init(&box->changed, NULL);
+    return test_own(box, box_free);
 }
 
 static void box_message(void *context, const char *peer, const char *group, uint32_t kind,
@@ -345,13 +349,13 @@ struct cox_direct_options options_of(const char *name, const char *file, struct 
     return o;
 }
 
+TEST_OWNED(cox_direct_close)
+
 struct cox_direct *opened(const struct cox_direct_options *options)
 {
     struct cox_direct *direct = NULL;
-    struct cox_error err = {0};
-    if (cox_direct_open(options, &direct, &err))
-        fail_msg("%s", err.text);
-    return direct;
+    assert_ok(cox_direct_open(options, &direct, test_err()));
+    return test_own(direct, cox_direct_close_owned);
 }
 
 struct cox_direct *node_of(const char *group, const char *name, const char *file, struct box *box)
@@ -385,9 +389,7 @@ int send_bytes(struct cox_direct *from, const char *peer, uint16_t port, uint32_
 
 void sends(struct cox_direct *from, const char *peer, uint16_t port, const char *text)
 {
-    struct cox_error err = {0};
-    if (send_bytes(from, peer, port, 99, text, strlen(text), PATIENCE_MS, &err))
-        fail_msg("%s", err.text);
+    assert_ok(send_bytes(from, peer, port, 99, text, strlen(text), PATIENCE_MS, test_err()));
 }
 
 void refuses(struct cox_direct *from, const char *peer, uint16_t port, int code, const char *text)
@@ -395,8 +397,7 @@ void refuses(struct cox_direct *from, const char *peer, uint16_t port, int code,
     struct cox_error err = {0};
     assert_int_equal(send_bytes(from, peer, port, 99, "x", 1, PATIENCE_MS, &err), code);
     assert_int_equal(err.code, code);
-    if (!strstr(err.text, text))
-        fail_msg("'%s' is not in: %s", text, err.text);
+    assert_contains(err.text, text);
 }
 
 int raw_listen(uint16_t *ret_port)

@@ -44,8 +44,8 @@ struct box {
     char ends[8192];
 };
 
-void box_init(struct box *box);
-void box_deinit(struct box *box);
+/* Boxes, and what opens below, are the test's (test_own). */
+struct box *box_new(void);
 void box_hold(struct box *box, bool held);
 void box_await(struct box *box, uint32_t message_count);
 void box_await_end(struct box *box, const char *text);

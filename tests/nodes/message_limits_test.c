@@ -101,5 +101,4 @@ TEST(messages_for_generations_to_come_have_a_budget_and_an_end)
         early(relay, "c", 7, 1);
     assert_int_equal(cox_group_relay_expire(relay, begin_ns), MIB + 10 + 4094);
     cox_group_relay_free(relay);
-    cox_direct_close(direct);
 }
