@@ -2,58 +2,17 @@
  * table_random: thousands of random steps, valid and broken, against table_model, a naive
  * reference; broken bytes; and one schedule in both forms, which must give the same batches.
  */
+#include "table_fixture.h"
 #include "table_model.h"
-#include "table_request.h"
 
 #include "proto/wire.h"
-#include "tests/lib/test.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define LENGTH(array) (sizeof(array) / sizeof(array)[0])
-
 /* Steps of each test. */
 #define RANDOM_STEP_COUNT 20000
-
-struct fixture {
-    struct cox_table *table;
-    const struct cox_batch *batch;
-    struct cox_batch_output *outputs;
-    struct cox_error err;
-    /* of the last step tried */
-    uint64_t sequence;
-};
-
-static struct fixture f;
-
-static unsigned char dump_before[1 << 16];
-static unsigned char dump_after[1 << 16];
-
-static int table_setup(void **state)
-{
-    (void)state;
-    f = (struct fixture){0};
-    return cox_table_new(MODEL_SLOT_MAX, MODEL_TOKEN_MAX, &f.table);
-}
-
-static int table_teardown(void **state)
-{
-    (void)state;
-    f.table = cox_table_free(f.table);
-    return 0;
-}
-
-#define TEST(name) TEST_WITH(name, table_setup, table_teardown)
-
-static int apply(const Request *request)
-{
-    f.err = (struct cox_error){0};
-    int r = cox_table_apply(f.table, ++f.sequence, request, &f.batch, &f.outputs, &f.err);
-    assert_int_equal(f.err.code, r);
-    return r;
-}
 
 static uint64_t random_state;
 
@@ -333,6 +292,21 @@ static Request *over_the_wire(const Request *request, unsigned flips)
     return read;
 }
 
+/* Takes the step, whose batch the model has in `after`, or leaves every byte as it was. */
+static void step_end(int r, bool commit, size_t size, struct model *model,
+                     const struct model *after)
+{
+    if (commit) {
+        cox_table_commit(f.table);
+        *model = *after;
+        return;
+    }
+    if (r == 0)
+        cox_table_revert(f.table);
+    assert_int_equal(table_dump(f.table, dump_after, sizeof dump_after), size);
+    assert_memory_equal(dump_before, dump_after, size);
+}
+
 TEST(s1_random_steps_follow_the_model)
 {
     static struct model model, after;
@@ -362,16 +336,9 @@ TEST(s1_random_steps_follow_the_model)
                 f.outputs[row].token = chance(90) ? (int32_t)random_below(1000) : -1;
         }
         bool commit = r == 0 && chance(75);
-        if (commit) {
+        if (commit)
             model_commit(&after, f.outputs);
-            cox_table_commit(f.table);
-            model = after;
-        } else {
-            if (r == 0)
-                cox_table_revert(f.table);
-            assert_int_equal(table_dump(f.table, dump_after, sizeof dump_after), size);
-            assert_memory_equal(dump_before, dump_after, size);
-        }
+        step_end(r, commit, size, &model, &after);
         model_check_table(&model, f.table);
         table_check_invariants(f.table);
         coxswain__execute_model_request__free_unpacked(read, NULL);
@@ -421,14 +388,8 @@ TEST(s1_flipped_bits_never_hurt)
             for (uint32_t row = 0; row < f.batch->row_count; row++)
                 f.outputs[row].token = (int32_t)random_below(1000);
             model_commit(&after, f.outputs);
-            cox_table_commit(f.table);
-            model = after;
-        } else {
-            if (r == 0)
-                cox_table_revert(f.table);
-            assert_int_equal(table_dump(f.table, dump_after, sizeof dump_after), size);
-            assert_memory_equal(dump_before, dump_after, size);
         }
+        step_end(r, commit, size, &model, &after);
         table_check_invariants(f.table);
         coxswain__execute_model_request__free_unpacked(read, NULL);
     }

@@ -1,5 +1,5 @@
-# Steps in both forms, what they allocate, and their digests.
-foreach(part steps nested memory digests)
+# Steps in both forms, what they allocate, their digests, and random ones against a model.
+foreach(part steps nested memory digests random)
     cox_unit_test(NAME table_${part} TIER quick
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/table_${part}_test.c
                 ${CMAKE_CURRENT_LIST_DIR}/table_fixture.c
@@ -7,11 +7,6 @@ foreach(part steps nested memory digests)
                 ${CMAKE_CURRENT_LIST_DIR}/table_request.c
         LIBS coxswain_worker_lib)
 endforeach()
-cox_unit_test(NAME table_random TIER quick
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/table_random_test.c
-            ${CMAKE_CURRENT_LIST_DIR}/table_model.c
-            ${CMAKE_CURRENT_LIST_DIR}/table_request.c
-    LIBS coxswain_worker_lib)
 cox_unit_test(NAME pause TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/pause_test.c
     LIBS coxswain_worker_lib)
