@@ -130,12 +130,10 @@ static void blocks_give(struct cluster *cluster, int64_t sequence)
 
 static void blocks_make(struct cluster *cluster)
 {
-    struct cox_error err = {0};
-    if (cox_kv_blocks_new(BLOCK_COUNT, BLOCK_SIZE, &cluster->blocks, &err) ||
-        cox_exporter_new(NULL, &cluster->exporter, &err) ||
-        cox_exporter_export(cluster->exporter, cox_kv_blocks_info(cluster->blocks).fd, 0, 0,
-                            &cluster->remote, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_kv_blocks_new(BLOCK_COUNT, BLOCK_SIZE, &cluster->blocks, test_err()));
+    assert_ok(cox_exporter_new(NULL, &cluster->exporter, test_err()));
+    assert_ok(cox_exporter_export(cluster->exporter, cox_kv_blocks_info(cluster->blocks).fd, 0, 0,
+                                  &cluster->remote, test_err()));
     for (uint32_t b = 0; b < BLOCK_COUNT; b++) {
         block_fill((uint8_t *)cox_kv_blocks_info(cluster->blocks).memory + b * BLOCK_SIZE, b);
     }
@@ -153,7 +151,6 @@ static void ask_link_of(struct cluster *cluster, struct node *from, struct node 
     Coxswain__PDLinkRequest__PDLinkInfo *infos = &info;
     Coxswain__PDLinkRequest request = COXSWAIN__PDLINK_REQUEST__INIT;
     struct cox_handle handle = cluster->remote;
-    struct cox_error err = {0};
     layout.block_bytes = BLOCK_SIZE;
     pool.block_count = cluster->pool_count;
     pool.layout = &layout;
@@ -168,8 +165,7 @@ static void ask_link_of(struct cluster *cluster, struct node *from, struct node 
     info.n_link_info = link;
     info.n_unlink_info = !link;
     info.link_info = info.unlink_info = &remotes;
-    if (cox_kv_relay_link(from->relay, &request, 0, 1, NULL, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_kv_relay_link(from->relay, &request, 0, 1, NULL, test_err()));
     cluster->local = handle;
 }
 
@@ -250,11 +246,10 @@ static int local_copy(const struct cluster *cluster, const struct cox_kv_view *v
 static struct cox_kv_view *local_view(const struct cluster *cluster)
 {
     struct cox_kv_view *view = NULL;
-    struct cox_error err = {0};
     int fd;
-    if (cox_handle_open(&cluster->local, NULL, cox_deadline_after_ms(PATIENCE_MS), &fd, &err) ||
-        cox_kv_view_attach(fd, &view, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_handle_open(&cluster->local, NULL, cox_deadline_after_ms(PATIENCE_MS), &fd,
+                              test_err()));
+    assert_ok(cox_kv_view_attach(fd, &view, test_err()));
     close(fd);
     return view;
 }
@@ -438,7 +433,7 @@ TEST_WITH(a_rank_that_has_gone_is_forgotten, set_up, tear_down)
     for (int i = 0; i < 2; i++) { /* the next one is not there, and then the first one neither */
         ask_link(cluster, true);
         pull(cluster, PATIENCE_MS);
-        assert_non_null(strstr(cluster->a.said, "refuses"));
+        assert_contains(cluster->a.said, "refuses");
         assert_int_equal(local_count(cluster), 0);
         cluster->remote = first;
         cluster->a.said[0] = '\0';
@@ -509,7 +504,7 @@ TEST_WITH(memory_of_another_process_is_refused, set_up, tear_down)
     struct cluster *cluster = *state;
     cluster->b.rank = 1;
     pull(cluster, PATIENCE_MS);
-    assert_non_null(strstr(cluster->a.said, "refuses"));
+    assert_contains(cluster->a.said, "refuses");
     assert_int_equal(local_count(cluster), 0);
 }
 
@@ -567,7 +562,7 @@ TEST_WITH(only_the_node_that_was_asked_answers, set_up, tear_down)
     struct cluster *cluster = *state;
     struct reply reply = {.from = &cluster->c, .piece = {.status = COX_DENIED}};
     assert_true(pull_with(cluster, &reply, SHORT_MS) >= SHORT_MS);
-    assert_non_null(strstr(cluster->a.said, "in time"));
+    assert_contains(cluster->a.said, "in time");
     assert_int_equal(local_count(cluster), 0);
 }
 
@@ -580,7 +575,7 @@ TEST_WITH(a_piece_out_of_its_place_ends_the_pull, set_up, tear_down)
         .body_size = BODY_SIZE,
     };
     assert_true(pull_with(cluster, &reply, PATIENCE_MS) < PATIENCE_MS);
-    assert_non_null(strstr(cluster->a.said, "refuses"));
+    assert_contains(cluster->a.said, "refuses");
     assert_int_equal(local_count(cluster), 0);
 }
 
@@ -593,7 +588,7 @@ TEST_WITH(a_piece_that_is_cut_off_ends_the_pull, set_up, tear_down)
         .body_size = BODY_SIZE - 1,
     };
     assert_true(pull_with(cluster, &reply, PATIENCE_MS) < PATIENCE_MS);
-    assert_non_null(strstr(cluster->a.said, "refuses"));
+    assert_contains(cluster->a.said, "refuses");
     assert_int_equal(local_count(cluster), 0);
 }
 
@@ -675,7 +670,7 @@ TEST_WITH(the_death_of_the_other_agent_ends_the_pull, set_up, tear_down)
     struct cluster *cluster = *state;
     struct reply reply = {.does = DIES};
     expect_end(cluster, &reply);
-    assert_non_null(strstr(cluster->a.said, "the agent of node b has died"));
+    assert_contains(cluster->a.said, "the agent of node b has died");
 }
 
 /* Of which the request may have no deadline. */
@@ -690,7 +685,7 @@ TEST_WITH(the_end_of_a_lease_ends_the_pull, set_up, tear_down)
             cox_deadline_after_ms(SHORT_MS);
         cox_kv_relay_expect(cluster->a.relay, &request.message, 0, 1);
         cox_kv_relay_pull(cluster->a.relay, &request.message, 0, 1, COX_DEADLINE_NEVER);
-        assert_non_null(strstr(cluster->a.said, "in time"));
+        assert_contains(cluster->a.said, "in time");
         cluster->a.said[0] = '\0';
     }
 }

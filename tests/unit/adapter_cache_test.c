@@ -60,10 +60,8 @@ static void *find_main(void *context)
 
 static void load(struct cox_adapter_cache *adapters, const char *name, const char *directory)
 {
-    struct cox_error err = {0};
     uint64_t digest;
-    if (cox_adapter_cache_load(adapters, name, directory, 0, &digest, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_adapter_cache_load(adapters, name, directory, 0, &digest, test_err()));
 }
 
 /* The name of a removed adapter is compared in a lookup of another one (a sanitizer sees it if it

@@ -248,7 +248,7 @@ TABLE_TEST(m13_sequences_of_a_closed_name_are_refused_but_those_there_are)
     request = packed_new(COX_FORWARD_PREFILL, sequence);
     announce(request, 1, 11, "b");
     assert_int_equal(apply(request), COX_BUSY);
-    assert_non_null(strstr(err.text, "announced 0: the LoRA adapter 'b' is being unloaded"));
+    assert_contains(err.text, "announced 0: the LoRA adapter 'b' is being unloaded");
     assert_int_equal(count_of("b"), 0);
     cox_adapter_references_open(table_references, "b");
     request = packed_new(COX_FORWARD_PREFILL, cox_table_base(table));
@@ -261,7 +261,7 @@ TABLE_TEST(m13_sequences_of_a_closed_name_are_refused_but_those_there_are)
     request = packed_new(COX_FORWARD_PREFILL, cox_table_base(table));
     announce(request, 2, 12, name);
     assert_int_equal(apply(request), COX_TOO_LARGE);
-    assert_non_null(strstr(err.text, "lora_id of 129 bytes"));
+    assert_contains(err.text, "lora_id of 129 bytes");
 }
 
 /* All is announced anew while the adapter is waited for: live sequences continue, with the same

@@ -154,10 +154,8 @@ PLAIN_TEST(bad_block_ids_move_nothing)
         const struct cox_block_pair pairs[] = {{0, 1}, bad[i]};
         const struct cox_batch batch = {
             .swap_out = pairs, .swap_out_count = 1, .copy = pairs, .copy_count = 2};
-        struct cox_error err = {0};
 
-        assert_int_equal(swap_out(cache, pairs, 2, &err), COX_INVALID);
-        assert_non_null(strstr(err.text, "swap-out 1"));
+        assert_refused(swap_out(cache, pairs, 2, test_err()), COX_INVALID, "swap-out 1");
         assert_int_equal(swap_in(cache, pairs, 2, NULL), COX_INVALID);
         assert_int_equal(copy_blocks(cache, pairs, 2, NULL), COX_INVALID);
         assert_int_equal(cox_cache_move(cache, &batch, NULL), COX_INVALID);
@@ -190,7 +188,6 @@ PLAIN_TEST(new_refuses_absurd_geometry)
     struct cox_cache_geometry bad[6] = {small, small, small, small, small, small};
     struct cox_cache_geometry huge = {1024, 1024, 1024, 4096, 1 << 24, 0};
     struct cox_cache *cache = NULL;
-    struct cox_error err = {0};
 
     bad[0].block_size = 0;
     bad[1].block_size = 4097;
@@ -200,8 +197,8 @@ PLAIN_TEST(new_refuses_absurd_geometry)
     bad[5].layer_count = 0;
     for (size_t i = 0; i < 6; i++)
         assert_int_equal(cox_cache_new(&bad[i], NULL, &cache, NULL), COX_INVALID);
-    assert_int_equal(cox_cache_new(&huge, NULL, &cache, &err), COX_NO_SPACE);
-    assert_non_null(strstr(err.text, "16777216 KV blocks"));
+    assert_refused(cox_cache_new(&huge, NULL, &cache, test_err()), COX_NO_SPACE,
+                   "16777216 KV blocks");
     assert_null(cache);
 }
 
@@ -211,10 +208,9 @@ PLAIN_TEST(new_refuses_absurd_geometry)
 static struct cox_kv_view *open_reader(struct cox_cache *cache)
 {
     struct cox_kv_view *reader = NULL;
-    struct cox_error err = {0};
 
-    if (cox_kv_view_attach(cox_kv_blocks_info(cox_cache_kv_blocks(cache)).fd, &reader, &err))
-        fail_msg("%s", err.text);
+    assert_ok(
+        cox_kv_view_attach(cox_kv_blocks_info(cox_cache_kv_blocks(cache)).fd, &reader, test_err()));
     return reader;
 }
 
@@ -254,10 +250,7 @@ static struct cox_batch *row_of(struct one_row *one, int64_t id, uint32_t slot, 
 
 static void step(struct cox_cache *cache, const struct cox_batch *batch)
 {
-    struct cox_error err = {0};
-
-    if (cox_cache_begin(cache, batch, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_cache_begin(cache, batch, test_err()));
     cox_cache_end(cache, batch);
 }
 

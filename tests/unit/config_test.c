@@ -52,10 +52,8 @@ static int load(const char *key, const char *value, struct cox_model_config *ret
 static struct cox_model_config load_ok(const char *key, const char *value)
 {
     struct cox_model_config config;
-    struct cox_error err = {0};
 
-    if (load(key, value, &config, &err))
-        fail_msg("%s", err.text);
+    assert_ok(load(key, value, &config, test_err()));
     return config;
 }
 

@@ -57,8 +57,7 @@ static int compare(void)
 static void expect(const char *text, uint64_t odd)
 {
     assert_int_equal(compare(), COX_DIVERGED);
-    if (!strstr(s.gathering.text, text))
-        fail_msg("'%s' is not in: %s", text, s.gathering.text);
+    assert_contains(s.gathering.text, text);
     assert_true(s.odd.words[0] == odd && s.odd.words[1] == 0);
 }
 
@@ -75,9 +74,9 @@ PLAIN_TEST(s2_each_digest_has_its_name_and_its_sides)
             snprintf(text, sizeof text, "differ in %s: ranks ", names[i]);
             expect(text, UINT64_C(1) << bad);
             snprintf(text, sizeof text, ", rank %u has 00000000000000ab", bad);
-            assert_non_null(strstr(s.gathering.text, text));
-            assert_non_null(
-                strstr(s.gathering.text, "; first in step 9, of the chain that began with step 4"));
+            assert_contains(s.gathering.text, text);
+            assert_contains(s.gathering.text,
+                            "; first in step 9, of the chain that began with step 4");
         }
     all_agree(9, 4);
     s.digests[1][2] = s.digests[5][2] = 1;
@@ -154,6 +153,5 @@ PLAIN_TEST(s2_the_first_step_of_a_chain_is_remembered)
     all_agree(13, 12);
     s.digests[6][1] = 1;
     expect("execute sequence 13 (MODEL_INFER)", 1 << 6);
-    assert_non_null(
-        strstr(s.gathering.text, "; first in step 13, of the chain that began with step 12"));
+    assert_contains(s.gathering.text, "; first in step 13, of the chain that began with step 12");
 }

@@ -57,9 +57,7 @@ static int create(struct cox_domain_id id, uint64_t size, bool on_demand,
 static struct cox_domain_memory *created(struct cox_domain_id id, uint64_t size)
 {
     struct cox_domain_memory *memory;
-    struct cox_error err = {0};
-    if (create(id, size, false, &memory, &err))
-        fail_msg("%s", err.text);
+    assert_ok(create(id, size, false, &memory, test_err()));
     assert_int_equal(memory->size, size);
     assert_true(memory->writable);
     return memory;

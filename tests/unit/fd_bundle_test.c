@@ -51,8 +51,7 @@ static void refused(int first, uint32_t count, int expected, const char *text)
     struct cox_fd_bundle bundle;
     struct cox_error err = {0};
     assert_int_equal(cox_fd_bundle_take(&bundle, first, count, &err), expected);
-    if (!strstr(err.text, text))
-        fail_msg("'%s' is not in: %s", text, err.text);
+    assert_contains(err.text, text);
     for (int i = 0; i < COX_FD_BUNDLE_COUNT; i++)
         assert_int_equal(bundle.fds[i], -1);
     cox_fd_bundle_close(&bundle);
@@ -103,12 +102,12 @@ LEAK_TEST(p4_an_eventfd_is_taken_and_nothing_else)
     struct cox_error err = {0};
     const int number = eventfd(0, 0), file = memfd_create("file", MFD_CLOEXEC);
     cox_fd_bundle_init(&bundle);
-    assert_int_equal(cox_fd_bundle_take_notify(&bundle, file, &err), COX_DENIED);
-    assert_non_null(strstr(err.text, "expected an eventfd"));
+    assert_refused(cox_fd_bundle_take_notify(&bundle, file, test_err()), COX_DENIED,
+                   "expected an eventfd");
     close(file);
     cox_error_clear(&err);
-    assert_int_equal(cox_fd_bundle_take_notify(&bundle, file, &err), COX_INVALID);
-    assert_non_null(strstr(err.text, "is not open"));
+    assert_refused(cox_fd_bundle_take_notify(&bundle, file, test_err()), COX_INVALID,
+                   "is not open");
     assert_int_equal(bundle.notify_fd, -1);
     assert_int_equal(cox_fd_bundle_take_notify(&bundle, number, &err), 0);
     assert_int_equal(bundle.notify_fd, number);

@@ -23,9 +23,7 @@ static struct cox_gate created(enum cox_channel_id channel, uint32_t rank_count,
 {
     struct cox_geometry geometry = geometry_of(rank_count, depth);
     struct cox_gate gate = {0};
-    struct cox_error err = {0};
-    if (cox_gate_create_semaphores(&gate, GROUP, channel, &geometry, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_gate_create_semaphores(&gate, GROUP, channel, &geometry, test_err()));
     return gate;
 }
 
@@ -120,22 +118,18 @@ LEAK_TEST(attaching_says_which_semaphore_is_missing)
     struct cox_gate gate = created(COX_CHANNEL_LINK, 2, 1), rank = {0};
     char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + 32];
     for (int b = 0; b < COX_WAKEUP_COUNT; b++) {
-        struct cox_error err = {0};
         cox_name_wakeup(object, GROUP, COX_CHANNEL_LINK, (enum cox_wakeup)b, 1);
         snprintf(path, sizeof path, SHM "/sem.%s", object + 1);
         assert_int_equal(chmod(path, 0640), 0);
-        assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 1, &err),
-                         COX_DENIED);
-        assert_non_null(strstr(err.text, object));
+        assert_refused(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 1, test_err()),
+                       COX_DENIED, object);
         assert_int_equal(chmod(path, 0600), 0);
     }
     for (int b = COX_WAKEUP_COUNT - 1; b >= 0; b--) {
-        struct cox_error err = {0};
         cox_name_wakeup(object, GROUP, COX_CHANNEL_LINK, (enum cox_wakeup)b, 1);
         assert_int_equal(cox_semaphore_unlink(object), 0);
-        assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 1, &err),
-                         COX_NOT_FOUND);
-        assert_non_null(strstr(err.text, object));
+        assert_refused(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 1, test_err()),
+                       COX_NOT_FOUND, object);
     }
     assert_null(rank.wakeups);
     assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 2, NULL),
@@ -147,14 +141,13 @@ LEAK_TEST(a_name_in_the_way_leaves_only_itself)
 {
     struct cox_geometry geometry = geometry_of(3, 2);
     struct cox_gate gate = {0};
-    struct cox_error err = {0};
     struct cox_semaphore stale = {0};
     char object[COX_OBJECT_NAME_SIZE];
     cox_name_wakeup(object, GROUP, COX_CHANNEL_TRANSFER, COX_WAKEUP_RESPONSE_PRODUCE, 1);
     assert_int_equal(cox_semaphore_create(&stale, object, 5, NULL), 0);
-    assert_int_equal(
-        cox_gate_create_semaphores(&gate, GROUP, COX_CHANNEL_TRANSFER, &geometry, &err), COX_TAKEN);
-    assert_non_null(strstr(err.text, object));
+    assert_refused(
+        cox_gate_create_semaphores(&gate, GROUP, COX_CHANNEL_TRANSFER, &geometry, test_err()),
+        COX_TAKEN, object);
     assert_null(gate.wakeups);
     assert_int_equal(shm_count("sem."), 1);
     assert_int_equal(count_of(COX_CHANNEL_TRANSFER, COX_WAKEUP_RESPONSE_PRODUCE, 1), 5);

@@ -38,7 +38,7 @@ PLAIN_TEST(m4_b33_an_reply_larger_than_what_is_free_is_refused)
     assert_null(view.region.base);
     assert_int_equal(result.outcome, COX_OUTCOME_ERROR);
     assert_int_equal(result.code, COX_NO_SPACE);
-    assert_non_null(strstr(result.text, "available"));
+    assert_contains(result.text, "available");
     assert_null(rank.block);
     cox_exporter_free(exporter);
     close(fd);

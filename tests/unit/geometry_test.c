@@ -13,9 +13,7 @@ static struct cox_geometry resolved(uint32_t rank_count, const struct cox_geomet
 {
     static const struct cox_geometry_choice defaults;
     struct cox_geometry geometry = {0};
-    struct cox_error err = {0};
-    if (cox_geometry_resolve(rank_count, choice ? choice : &defaults, &geometry, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_geometry_resolve(rank_count, choice ? choice : &defaults, &geometry, test_err()));
     return geometry;
 }
 
@@ -386,6 +384,5 @@ LEAK_TEST(m16_names_are_checked)
     memset(name, 'n', sizeof name - 1);
     name[sizeof name - 1] = '\0';
     err = (struct cox_error){0};
-    assert_int_equal(cox_name_check(name, &err), COX_INVALID);
-    assert_non_null(strstr(err.text, "129 characters: at most 128"));
+    assert_refused(cox_name_check(name, test_err()), COX_INVALID, "129 characters: at most 128");
 }

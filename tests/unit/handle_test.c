@@ -615,7 +615,6 @@ HANDLE_TEST(l3_a_mapping_is_for_what_was_asked_and_allowed)
 {
     struct cox_importer *importer;
     const struct cox_import *import = NULL;
-    struct cox_error err = {0};
     char path[64];
     int pair[2];
     int fd = object_new(SIZE, 17);
@@ -633,9 +632,8 @@ HANDLE_TEST(l3_a_mapping_is_for_what_was_asked_and_allowed)
     cox_importer_close(importer, import);
     int fds = fd_count();
     handle = export_object(read_only, 0, 0);
-    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_WRITE, &import, &err),
-                     COX_DENIED);
-    assert_non_null(strstr(err.text, "writing"));
+    assert_refused(cox_importer_open(importer, &handle, COX_IMPORT_WRITE, &import, test_err()),
+                   COX_DENIED, "writing");
     assert_int_equal(cox_exporter_put(exporter, &handle), 0);
     assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE), 0);
     handle = export_object(fd, 0, 0);

@@ -31,11 +31,8 @@ struct both {
 
 static void both_open(struct both *both)
 {
-    struct cox_error err = {0};
-
-    if (cox_kv_blocks_new(COUNT, SIZE, &both->blocks, &err) ||
-        cox_kv_view_attach(cox_kv_blocks_info(both->blocks).fd, &both->view, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_kv_blocks_new(COUNT, SIZE, &both->blocks, test_err()));
+    assert_ok(cox_kv_view_attach(cox_kv_blocks_info(both->blocks).fd, &both->view, test_err()));
 }
 
 static void both_close(struct both *both)
@@ -65,13 +62,12 @@ static int copy(struct both *both, uint32_t block, uint64_t generation, struct c
 PLAIN_TEST(p9_a_block_is_copied_under_its_generation_alone)
 {
     struct both both;
-    struct cox_error err = {0};
 
     both_open(&both);
     assert_int_equal(cox_kv_view_info(both.view).block_count, COUNT);
     assert_int_equal(cox_kv_view_info(both.view).block_size, SIZE);
-    assert_int_equal(copy(&both, 1, COX_KV_UNUSED, &err), COX_STALE);
-    assert_non_null(strstr(err.text, "block 1 belongs to no sequence"));
+    assert_refused(copy(&both, 1, COX_KV_UNUSED, test_err()), COX_STALE,
+                   "block 1 belongs to no sequence");
     give(&both, 1, 7, 'a');
     assert_int_equal(copy(&both, 1, 7, NULL), 0);
     assert_int_equal(both.bytes[0], 'a');
@@ -121,7 +117,6 @@ PLAIN_TEST(what_cannot_be_taken_or_given_is_refused)
 PLAIN_TEST(what_is_expected_is_awaited)
 {
     struct both both;
-    struct cox_error err = {0};
 
     both_open(&both);
     assert_int_equal(cox_kv_view_await(both.view, 1, 0), 0); /* nothing is expected */
@@ -129,8 +124,7 @@ PLAIN_TEST(what_is_expected_is_awaited)
     assert_int_equal(cox_kv_view_await(both.view, 1, 0), 0);
     assert_int_equal(cox_kv_blocks_expect(both.blocks, 1), 0);
     assert_int_equal(cox_kv_blocks_generation(both.blocks, 1), COX_KV_EXPECTED);
-    assert_int_equal(copy(&both, 1, 7, &err), COX_EMPTY);
-    assert_non_null(strstr(err.text, "block 1 is on its way"));
+    assert_refused(copy(&both, 1, 7, test_err()), COX_EMPTY, "block 1 is on its way");
     assert_int_equal(copy(&both, 1, COX_KV_UNUSED, NULL), COX_EMPTY);
     assert_int_equal(cox_kv_view_await(both.view, 1, cox_deadline_after_ms(25)), COX_TIMEOUT);
     fill(&both, 1, 'b');
@@ -270,11 +264,9 @@ PLAIN_TEST(sparse_blocks_have_the_pages_that_are_reserved)
 {
     enum { MANY = 1 << 18 };
     struct both both;
-    struct cox_error err = {0};
 
-    if (cox_kv_blocks_new_sparse(MANY, 6400, &both.blocks, &err) ||
-        cox_kv_view_attach(cox_kv_blocks_info(both.blocks).fd, &both.view, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_kv_blocks_new_sparse(MANY, 6400, &both.blocks, test_err()));
+    assert_ok(cox_kv_view_attach(cox_kv_blocks_info(both.blocks).fd, &both.view, test_err()));
     const long words = pages_of(both.blocks);
     assert_int_equal(words, (128 + 16L * MANY + 4095) / 4096);
     assert_int_equal(cox_kv_blocks_reserve(both.blocks, MANY), COX_INVALID);

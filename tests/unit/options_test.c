@@ -35,9 +35,7 @@ static struct arguments arguments_of(const char *const *list)
 static struct cox_worker_options parsed(struct arguments *arguments)
 {
     struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
-    struct cox_error err = {0};
-    if (cox_worker_options_parse(&options, &arguments->argc, arguments->argv, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_worker_options_parse(&options, &arguments->argc, arguments->argv, test_err()));
     return options;
 }
 

@@ -377,7 +377,7 @@ LEAK_TEST(what_holds_a_process_is_told)
     do
         cox_peer_read_hold(pid, text);
     while (!text[0]);
-    assert_non_null(strstr(text, "in the kernel (state D"));
+    assert_contains(text, "in the kernel (state D");
     kill(pid, SIGKILL);
     child_status(pid);
 }

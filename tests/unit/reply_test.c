@@ -23,14 +23,13 @@ static void group_create(struct group *group, uint32_t depth)
 {
     struct cox_geometry_choice choice = {.depth = depth};
     struct cox_geometry geometry;
-    struct cox_error err = {0};
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         choice.response_size[c] = STRIDE * 4 * depth;
     assert_int_equal(cox_geometry_resolve(4, &choice, &geometry, NULL), 0);
     *group = (struct group){.control = COX_CONTROL_NONE};
-    if (cox_control_create(&group->control, GROUP, &geometry, &err) ||
-        cox_channel_create(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_control_create(&group->control, GROUP, &geometry, test_err()));
+    assert_ok(cox_channel_create(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE,
+                                 test_err()));
     group->channel.gate.credits = true; /* what is waited with here */
     for (uint32_t rank = 0; rank < 4; rank++) {
         struct cox_layout_rank_line *line =
@@ -87,10 +86,8 @@ static void must_hold(const struct group *group, uint32_t rank, uint64_t s, size
     uint8_t buffer[CAPACITY + 1], wanted[CAPACITY];
     size_t length = SIZE_MAX;
     bool failed = !expected_failed;
-    struct cox_error err = {0};
     memset(buffer, 0xee, sizeof buffer);
-    if (fetch(group, rank, s, 1, buffer, sizeof buffer, &length, &failed, &err))
-        fail_msg("%s", err.text);
+    assert_ok(fetch(group, rank, s, 1, buffer, sizeof buffer, &length, &failed, test_err()));
     assert_int_equal(length, expected);
     assert_int_equal(failed, expected_failed);
     fill(wanted, rank, s, expected);

@@ -22,14 +22,13 @@ static void group_create(struct group *group, uint32_t depth)
 {
     struct cox_geometry_choice choice = {.depth = depth};
     struct cox_geometry geometry;
-    struct cox_error err = {0};
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         choice.request_size[c] = 4096 * depth;
     assert_int_equal(cox_geometry_resolve(4, &choice, &geometry, NULL), 0);
     *group = (struct group){.control = COX_CONTROL_NONE};
-    if (cox_control_create(&group->control, GROUP, &geometry, &err) ||
-        cox_channel_create(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_control_create(&group->control, GROUP, &geometry, test_err()));
+    assert_ok(cox_channel_create(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE,
+                                 test_err()));
     group->channel.gate.credits = true; /* what is waited with here */
 }
 

@@ -23,10 +23,8 @@ static struct cox_batch_output draw_at(struct cox_sampler *sampler,
 {
     static const int32_t zeros[DRAW_COUNT];
     struct cox_batch_output output = {0};
-    struct cox_error err = {0};
 
-    if (cox_sampler_draw(sampler, sampling, zeros, position, logits, &output, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_sampler_draw(sampler, sampling, zeros, position, logits, &output, test_err()));
     return output;
 }
 

@@ -43,9 +43,7 @@ static struct cox_geometry geometry_make(uint64_t request_size, uint64_t respons
 static void created(bool huge_pages)
 {
     struct cox_geometry geometry = geometry_make(8192, 24576);
-    struct cox_error err = {0};
-    if (cox_sealed_create(&sealed, &control, &geometry, huge_pages, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_sealed_create(&sealed, &control, &geometry, huge_pages, test_err()));
 }
 
 /* Mappings of memory without a name. */
@@ -355,9 +353,7 @@ static void refused(uint32_t rank, int code, const char *part)
 
 static void accepted(uint32_t rank)
 {
-    struct cox_error err = {0};
-    if (attach(rank, &err))
-        fail_msg("%s", err.text);
+    assert_ok(attach(rank, test_err()));
     cox_sealed_close(&own);
     cox_control_close(&seen);
 }
@@ -668,12 +664,10 @@ LEAK_TEST(a14_a18_requests_and_replies_pass_without_a_socket)
             char bytes[64], expected[32];
             size_t length;
             bool failed;
-            struct cox_error err = {0};
             assert_int_equal(cox_state_done(cox_state_line(&control, rank, (enum cox_channel_id)c)),
                              1);
-            if (cox_reply_fetch(&channels[c], rank, 1, false, 1, bytes, sizeof bytes, &length,
-                                &failed, &err))
-                fail_msg("%s", err.text);
+            assert_ok(cox_reply_fetch(&channels[c], rank, 1, false, 1, bytes, sizeof bytes, &length,
+                                      &failed, test_err()));
             bytes[length] = '\0';
             snprintf(expected, sizeof expected, "%" PRIu32 "%s", rank,
                      cox_channel_name((enum cox_channel_id)c));

@@ -87,8 +87,8 @@ PLAIN_TEST(m18_rates_are_those_between_two_samples_of_one_process)
           "   1 idle          -         0     0.0 1.50us 2.50ms   25%   50%  3.00MiB      0  mine");
     shows(table, 2,
           "   2 idle          -         0       -      -      -     -     -        -      1  mine");
-    assert_non_null(
-        strstr(cox_top_table_group_line(table, 0), "mine: 3 ranks, ?, degraded, up 0ns, 60.0/s"));
+    assert_contains(cox_top_table_group_line(table, 0),
+                    "mine: 3 ranks, ?, degraded, up 0ns, 60.0/s");
     assert_null(cox_top_table_free(table));
 }
 
@@ -105,15 +105,15 @@ PLAIN_TEST(nodes_are_a_column_where_there_are_some)
     m.ranks[1].node = "machine-b";
     assert_int_equal(cox_top_table_put(table, "mine", &m.status, 2 * COX_NSEC_PER_SEC), 0);
     cox_top_table_format(table, COX_TOP_RANK, false);
-    assert_non_null(strstr(cox_top_table_heading(table), " DEATHS  NODE       GROUP"));
-    assert_non_null(strstr(cox_top_table_rank_line(table, 0), "      0  a          mine"));
-    assert_non_null(strstr(cox_top_table_rank_line(table, 1), "      0  machine-b  mine"));
-    assert_non_null(strstr(cox_top_table_rank_line(table, 2), "      0  -          mine"));
+    assert_contains(cox_top_table_heading(table), " DEATHS  NODE       GROUP");
+    assert_contains(cox_top_table_rank_line(table, 0), "      0  a          mine");
+    assert_contains(cox_top_table_rank_line(table, 1), "      0  machine-b  mine");
+    assert_contains(cox_top_table_rank_line(table, 2), "      0  -          mine");
     m.ranks[1].node = NULL;
     assert_int_equal(cox_top_table_put(table, "mine", &m.status, 3 * COX_NSEC_PER_SEC), 0);
     cox_top_table_format(table, COX_TOP_RANK, false);
-    assert_non_null(strstr(cox_top_table_heading(table), " DEATHS  NODE  GROUP"));
-    assert_non_null(strstr(cox_top_table_rank_line(table, 0), "      0  a     mine"));
+    assert_contains(cox_top_table_heading(table), " DEATHS  NODE  GROUP");
+    assert_contains(cox_top_table_rank_line(table, 0), "      0  a     mine");
     assert_null(cox_top_table_free(table));
 }
 
@@ -186,7 +186,7 @@ PLAIN_TEST(m18_groups_go_and_come_and_tell_little)
     assert_int_equal(cox_top_table_put(table, name, &m.status, 9), 0);
     cox_top_table_format(table, COX_TOP_STATE, false);
     assert_int_equal(cox_top_table_rank_count(table), 2);
-    assert_non_null(strstr(cox_top_table_rank_line(table, 0), "starting"));
+    assert_contains(cox_top_table_rank_line(table, 0), "starting");
     assert_null(cox_top_table_free(table));
     assert_null(cox_top_table_free(NULL));
 }

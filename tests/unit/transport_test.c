@@ -91,7 +91,6 @@ static void group_start(void)
     };
     struct cox_executor_options options = COX_EXECUTOR_OPTIONS_INIT;
     struct cox_executor *started;
-    struct cox_error err = {0};
     char name[64];
     snprintf(name, sizeof name, "transport-test-%d", (int)getpid());
     options.name = name;
@@ -101,9 +100,8 @@ static void group_start(void)
     options.times.start_timeout_ms = 20000;
     taken_over = false;
     opened = 0;
-    if (cox_executor_start_remote(&options, &(struct cox_executor_remote){.transport = &transport},
-                                  &started, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_executor_start_remote(
+        &options, &(struct cox_executor_remote){.transport = &transport}, &started, test_err()));
     assert_int_equal(opened, RANK_COUNT);
 }
 
@@ -117,13 +115,11 @@ static void group_end(void)
 
 static uint64_t submit(void)
 {
-    struct cox_error err = {0};
     uint64_t sequence;
     struct cox_submit_options options = COX_SUBMIT_OPTIONS_INIT;
     options.deadline_ns = cox_deadline_after_ms(20000);
     options.gather = COX_GATHER_ALL;
-    if (cox_executor_submit_opaque(executor, "ask", 3, &options, &sequence, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_executor_submit_opaque(executor, "ask", 3, &options, &sequence, test_err()));
     return sequence;
 }
 
@@ -136,10 +132,8 @@ static void reply(uint32_t rank, uint64_t sequence)
 
 static void collect(struct cox_completion completions[DEPTH], uint32_t *ret_count)
 {
-    struct cox_error err = {0};
-    if (cox_executor_completions(executor, COX_CHANNEL_EXECUTE, completions, DEPTH,
-                                 cox_deadline_after_ms(5000), ret_count, &err))
-        fail_msg("%s", err.text);
+    assert_ok(cox_executor_completions(executor, COX_CHANNEL_EXECUTE, completions, DEPTH,
+                                       cox_deadline_after_ms(5000), ret_count, test_err()));
 }
 
 PLAIN_TEST(replies_complete_a_request)
