@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 
 static bool own_shm;
@@ -222,6 +223,73 @@ void child_asleep(pid_t pid)
         assert_true(cox_now_ns() < deadline);
         sched_yield();
     }
+}
+
+struct timed_call {
+    void (*fn)(void *context);
+    void *context;
+};
+
+static void check_time_and_call(void *context)
+{
+    const struct timed_call *call = context;
+    struct timespec real;
+    clock_gettime(CLOCK_REALTIME, &real);
+    CHECK(cox_now_ns() / COX_NSEC_PER_SEC > (uint64_t)real.tv_sec);
+    alarm(20);
+    call->fn(call->context);
+}
+
+static void enter_another_time(void *context)
+{
+    if (unshare(CLONE_NEWTIME) < 0)
+        _exit(77);
+    int fd = open("/proc/self/timens_offsets", O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || dprintf(fd, "monotonic 3000000000 0") < 0)
+        _exit(77);
+    close(fd);
+    child_run(check_time_and_call, context);
+}
+
+void child_run_in_another_time(void (*fn)(void *context), void *context)
+{
+    struct timed_call call = {fn, context};
+    int status = child_status(child_start(enter_another_time, &call));
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        skip();
+    assert_int_equal(status, 0);
+}
+
+#if defined(__SANITIZE_THREAD__)
+#define SIGNALS_ARE_DEFERRED
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define SIGNALS_ARE_DEFERRED
+#endif
+#endif
+
+static struct sigaction before_storm;
+
+static void timer_set(uint32_t period_us)
+{
+    const struct itimerval timer = {{0, (suseconds_t)period_us}, {0, (suseconds_t)period_us}};
+    assert_int_equal(setitimer(ITIMER_REAL, &timer, NULL), 0);
+}
+
+void storm_begin(void (*handler)(int number), uint32_t period_us)
+{
+    const struct sigaction action = {.sa_handler = handler};
+#ifdef SIGNALS_ARE_DEFERRED
+    skip();
+#endif
+    assert_int_equal(sigaction(SIGALRM, &action, &before_storm), 0);
+    timer_set(period_us);
+}
+
+void storm_end(void)
+{
+    timer_set(0);
+    assert_int_equal(sigaction(SIGALRM, &before_storm, NULL), 0);
 }
 
 void tell(int fd)

@@ -62,6 +62,14 @@ void child_run(void (*fn)(void *context), void *context);
 /* Returns once the process sleeps in futex(2). */
 void child_asleep(pid_t pid);
 
+/* Runs fn in a child whose monotonic clock is ahead of the calendar: read as CLOCK_REALTIME, a
+ * deadline would be decades away. Skips the test where that is not permitted. */
+void child_run_in_another_time(void (*fn)(void *context), void *context);
+/* This process gets SIGALRM, without SA_RESTART, so often from now on; 0: no more. Skips the test
+ * under ThreadSanitizer, which holds handlers back until a call that it knows. */
+void storm_begin(void (*handler)(int number), uint32_t period_us);
+void storm_end(void);
+
 /* One byte through a pipe. */
 void tell(int fd);
 bool heard(int fd); /* blocks; false: end of file, or a minute passed */

@@ -1,6 +1,6 @@
 set(channel_fixture ${CMAKE_CURRENT_LIST_DIR}/channel_fixture.c)
 
-foreach(module base semaphore region geometry spin gate control request reply peer copy fd_bundle socket hello fd_entries sealed)
+foreach(module base named semaphore region geometry spin gate control request reply peer copy fd_bundle socket hello fd_entries sealed)
     cox_unit_test(NAME ${module} TIER quick
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/${module}_test.c ${channel_fixture}
         LIBS coxswain_channel)

@@ -2,16 +2,12 @@
 #include "channel/attach/sealed/futex_gate.h"
 #include "channel/shm/gate.h"
 
-#include <fcntl.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/time.h>
 #include <sys/wait.h>
-#include <time.h>
 
 #include "channel/base/futex.h"
 #include "channel_fixture.h"
@@ -233,17 +229,11 @@ GATE_TEST(a_wake_up_after_the_wake_sequence_was_read_is_not_slept_through)
 
 /* ---- time and signals ---- */
 
-/* With a monotonic clock ahead of the calendar: read as CLOCK_REALTIME, the deadline would be
- * decades away. */
-static void wait_in_another_time(void *context)
+static void wait_for_20_ms(void *context)
 {
     static const enum cox_wakeup wakeups[] = {COX_WAKEUP_REQUEST_CONSUME,
                                               COX_WAKEUP_RESPONSE_CONSUME};
-    struct timespec real;
     (void)context;
-    clock_gettime(CLOCK_REALTIME, &real);
-    CHECK(cox_now_ns() / COX_NSEC_PER_SEC > (uint64_t)real.tv_sec);
-    alarm(20);
     for (size_t b = 0; b < 2; b++) {
         uint32_t wake_sequence = cox_gate_wake_sequence(&rank, wakeups[b]);
         CHECK(cox_gate_wait(&rank, 0, wakeups[b], wake_sequence, cox_deadline_after_ms(20)) ==
@@ -251,33 +241,10 @@ static void wait_in_another_time(void *context)
     }
 }
 
-static void enter_another_time(void *context)
-{
-    if (unshare(CLONE_NEWTIME) < 0)
-        _exit(77);
-    int fd = open("/proc/self/timens_offsets", O_WRONLY | O_CLOEXEC);
-    if (fd < 0 || dprintf(fd, "monotonic 3000000000 0") < 0)
-        _exit(77);
-    close(fd);
-    child_run(wait_in_another_time, context);
-}
-
 GATE_TEST(b48_the_calendar_does_not_matter)
 {
-    int status = child_status(child_start(enter_another_time, NULL));
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
-        skip();
-    assert_int_equal(status, 0);
+    child_run_in_another_time(wait_for_20_ms, NULL);
 }
-
-/* ThreadSanitizer holds handlers back until a call that it knows. */
-#if defined(__SANITIZE_THREAD__)
-#define SIGNALS_ARE_DEFERRED
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define SIGNALS_ARE_DEFERRED
-#endif
-#endif
 
 static volatile sig_atomic_t ticks, ringing_tick; /* 0: none of them wakes */
 
@@ -289,22 +256,11 @@ static void on_tick(int number)
         cox_gate_post(&coordinator, 0, COX_WAKEUP_REQUEST_CONSUME);
 }
 
-static void storm(suseconds_t period_us)
-{
-    const struct itimerval timer = {{0, period_us}, {0, period_us}};
-    assert_int_equal(setitimer(ITIMER_REAL, &timer, NULL), 0);
-}
-
 /* Nor moves its deadline: each signal begins it anew. */
 GATE_TEST(b47_a_storm_of_signals_ends_no_wait)
 {
-    struct sigaction action = {.sa_handler = on_tick}, before; /* no SA_RESTART */
-#ifdef SIGNALS_ARE_DEFERRED
-    skip();
-#endif
-    assert_int_equal(sigaction(SIGALRM, &action, &before), 0);
     ticks = ringing_tick = 0;
-    storm(500);
+    storm_begin(on_tick, 500);
     uint32_t wake_sequence = cox_gate_wake_sequence(&rank, COX_WAKEUP_REQUEST_CONSUME);
     /* Longer, where a busy machine has let this process see few of them. */
     for (uint64_t ms = 100, end_ns = patience(); ticks <= 5; ms *= 2) {
@@ -323,9 +279,8 @@ GATE_TEST(b47_a_storm_of_signals_ends_no_wait)
                          0);
         assert_true(ticks >= ringing_tick);
     }
-    storm(0);
+    storm_end();
     assert_int_equal(shared->ranks_wakeup.asleep, 0);
-    assert_int_equal(sigaction(SIGALRM, &before, NULL), 0);
 }
 
 /* A rank makes holes where the words are, at which a call of another process fails now and then. */

@@ -2,8 +2,6 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -98,112 +96,10 @@ LEAK_TEST(a_read_only_attach_cannot_write)
     gone(&own);
 }
 
-LEAK_TEST(a_stale_region_is_not_adopted)
-{
-    struct cox_region stale = created(4096), fresh = {0};
-    memset(stale.base, 3, stale.size);
-    cox_region_detach(&stale);
-    assert_refused(cox_region_create(&fresh, test_object("a"), 4096, test_err()), COX_TAKEN,
-                   test_object("a"));
-    assert_null(fresh.base);
-    assert_int_equal(cox_region_attach(&stale, test_object("a"), 4096, COX_REGION_READ, NULL), 0);
-    assert_int_equal(*(uint8_t *)stale.base, 3);
-    gone(&stale);
-}
-
 static void make_good(void)
 {
     struct cox_region region = created(4096);
     cox_region_detach(&region);
-}
-
-static int attach_to_read(struct cox_error *err)
-{
-    struct cox_region region = {0};
-    int r = cox_region_attach(&region, test_object("a"), 4096, COX_REGION_READ, err);
-    assert_int_equal(region.base != NULL, r == 0);
-    cox_region_detach(&region);
-    return r;
-}
-
-static int attach_to_write(struct cox_error *err)
-{
-    struct cox_region region = {0};
-    int r = cox_region_attach(&region, test_object("a"), 4096, COX_REGION_WRITE, err);
-    assert_int_equal(region.base != NULL, r == 0);
-    cox_region_detach(&region);
-    return r;
-}
-
-LEAK_TEST(b44_impostors_are_denied)
-{
-    refuses_impostors(object_path(), O_RDWR, make_good, attach_to_write);
-}
-
-/* Opened for reading, a fifo or a directory gets as far as fstat. */
-LEAK_TEST(b44_impostors_are_denied_to_readers)
-{
-    refuses_impostors(object_path(), O_RDONLY, make_good, attach_to_read);
-}
-
-static void exchange_for_ever(void *context)
-{
-    const char *other = context;
-    while (renameat2(AT_FDCWD, object_path(), AT_FDCWD, other, RENAME_EXCHANGE) == 0)
-        sched_yield();
-    _exit(1);
-}
-
-LEAK_TEST(b44_what_was_checked_is_what_is_mapped)
-{
-    struct cox_region good = created(8192), evil = {0};
-    char other[600];
-    memset(good.base, 7, good.size);
-    assert_int_equal(cox_region_create(&evil, test_object("b"), 4096, NULL), 0);
-    memset(evil.base, 99, evil.size);
-    snprintf(other, sizeof other, SHM "%s", test_object("b"));
-    assert_int_equal(chmod(other, 0644), 0);
-    pid_t pid = child_start(exchange_for_ever, other);
-    unsigned mapped = 0, denied = 0;
-    uint64_t deadline = cox_deadline_after_ms(300000); /* an emulated processor is slow */
-    for (int i = 0; i < 20000 || mapped < 100 || denied < 100; i++) {
-        struct cox_region seen = {0};
-        int r = cox_region_attach(&seen, test_object("a"), 4096, COX_REGION_WRITE, NULL);
-        assert_true(r == 0 || r == COX_DENIED);
-        if (r) {
-            denied++;
-        } else {
-            mapped++;
-            assert_int_equal(*(uint8_t *)seen.base, 7);
-            assert_int_equal(seen.size, 8192);
-            cox_region_detach(&seen);
-        }
-        assert_true(cox_now_ns() < deadline);
-    }
-    kill(pid, SIGKILL);
-    child_status(pid);
-    cox_region_detach(&evil);
-    cox_region_unlink(test_object("b"));
-    gone(&good);
-}
-
-static void create_under_umask(void *context)
-{
-    struct stat st;
-    struct cox_region region = {0}, second = {0};
-    umask(*(const mode_t *)context);
-    CHECK(cox_region_create(&region, test_object("a"), 4096, NULL) == 0);
-    CHECK(stat(object_path(), &st) == 0);
-    CHECK((st.st_mode & 07777) == 0600);
-    CHECK(cox_region_attach(&second, test_object("a"), 4096, COX_REGION_WRITE, NULL) == 0);
-    CHECK(cox_region_unlink(test_object("a")) == 0);
-}
-
-LEAK_TEST(b45_the_mode_is_0600_under_any_umask)
-{
-    static mode_t masks[] = {0000, 0777, 0277, 0022, 0177};
-    for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++)
-        child_run(create_under_umask, &masks[i]);
 }
 
 LEAK_TEST(an_object_that_is_too_small_is_corrupt)
@@ -305,27 +201,6 @@ static void create_nothing(void *context)
 LEAK_TEST(a_region_of_nothing_is_a_programmer_error)
 {
     child_aborts(create_nothing, NULL);
-}
-
-LEAK_TEST(names_are_a_slash_and_no_other)
-{
-    static const char *const bad[] = {"", "/", "name", "/a/b", "//", "a/", "/../x", "../x"};
-    char name[400];
-    struct cox_region region = {0};
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        assert_refused(cox_region_create(&region, bad[i], 4096, test_err()), COX_INVALID, "slash");
-        assert_int_equal(cox_region_attach(&region, bad[i], 1, COX_REGION_READ, NULL), COX_INVALID);
-    }
-    int head = snprintf(name, sizeof name, "%s", test_object("long"));
-    memset(name + head, 'x', sizeof name - (size_t)head);
-    name[NAME_MAX + 2] = '\0';
-    assert_int_equal(cox_region_create(&region, name, 4096, NULL), COX_TOO_LARGE);
-    assert_int_equal(cox_region_attach(&region, name, 4096, COX_REGION_READ, NULL), COX_TOO_LARGE);
-    assert_null(region.base);
-    name[NAME_MAX] = '\0'; /* shm_open leaves room for one less than NAME_MAX */
-    assert_int_equal(cox_region_create(&region, name, 4096, NULL), 0);
-    cox_region_detach(&region);
-    assert_int_equal(cox_region_unlink(name), 0);
 }
 
 LEAK_TEST(an_fd_without_a_name_is_checked_too)

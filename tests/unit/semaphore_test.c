@@ -4,10 +4,8 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/stat.h>
-#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -23,10 +21,7 @@ static const char *object_path(void)
 static struct cox_semaphore created(unsigned value)
 {
     struct cox_semaphore semaphore = {0};
-    struct cox_error err = {0};
-    int r = cox_semaphore_create(&semaphore, test_object("a"), value, &err);
-    if (r)
-        fail_msg("%s", err.text);
+    assert_ok(cox_semaphore_create(&semaphore, test_object("a"), value, test_err()));
     return semaphore;
 }
 
@@ -99,49 +94,20 @@ LEAK_TEST(b48_a_wait_lasts_until_its_monotonic_deadline)
     gone(&own);
 }
 
-/* With a monotonic clock ahead of the calendar: read as CLOCK_REALTIME, the deadline would be
- * decades away. */
-static void wait_in_another_time(void *context)
+static void wait_for_20_ms(void *context)
 {
-    struct cox_semaphore *own = context;
-    struct timespec real;
-    clock_gettime(CLOCK_REALTIME, &real);
-    CHECK(cox_now_ns() / COX_NSEC_PER_SEC > (uint64_t)real.tv_sec);
-    alarm(20);
-    CHECK(cox_semaphore_wait(own, cox_deadline_after_ms(20)) == COX_TIMEOUT);
-}
-
-static void enter_another_time(void *context)
-{
-    if (unshare(CLONE_NEWTIME) < 0)
-        _exit(77);
-    int fd = open("/proc/self/timens_offsets", O_WRONLY | O_CLOEXEC);
-    if (fd < 0 || dprintf(fd, "monotonic 3000000000 0") < 0)
-        _exit(77);
-    close(fd);
-    child_run(wait_in_another_time, context);
+    CHECK(cox_semaphore_wait(context, cox_deadline_after_ms(20)) == COX_TIMEOUT);
 }
 
 LEAK_TEST(b48_the_calendar_does_not_matter)
 {
     struct cox_semaphore own = created(0);
-    int status = child_status(child_start(enter_another_time, &own));
+    cox_semaphore_unlink(test_object("a")); /* it may be skipped */
+    child_run_in_another_time(wait_for_20_ms, &own);
     gone(&own);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
-        skip();
-    assert_int_equal(status, 0);
 }
 
 /* ---- signals ---- */
-
-/* ThreadSanitizer does not know sem_clockwait and holds handlers back until it has returned. */
-#if defined(__SANITIZE_THREAD__)
-#define SIGNALS_ARE_DEFERRED
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define SIGNALS_ARE_DEFERRED
-#endif
-#endif
 
 static volatile sig_atomic_t ticks;
 static struct cox_semaphore *woken; /* posted by the handler at its 20th call */
@@ -154,22 +120,11 @@ static void on_tick(int number)
         cox_semaphore_post(woken);
 }
 
-static void storm(suseconds_t period_us)
-{
-    const struct itimerval timer = {{0, period_us}, {0, period_us}};
-    assert_int_equal(setitimer(ITIMER_REAL, &timer, NULL), 0);
-}
-
 LEAK_TEST(b47_a_storm_of_signals_ends_no_wait)
 {
-    struct sigaction action = {.sa_handler = on_tick}, before; /* no SA_RESTART */
-#ifdef SIGNALS_ARE_DEFERRED
-    skip();
-#endif
-    struct cox_semaphore own = created(0);
-    assert_int_equal(sigaction(SIGALRM, &action, &before), 0);
     ticks = 0;
-    storm(500);
+    storm_begin(on_tick, 500);
+    struct cox_semaphore own = created(0);
     uint64_t deadline = cox_deadline_after_ms(100);
     assert_int_equal(cox_semaphore_wait(&own, deadline), COX_TIMEOUT);
     assert_true(cox_now_ns() >= deadline);
@@ -182,8 +137,7 @@ LEAK_TEST(b47_a_storm_of_signals_ends_no_wait)
         assert_true(ticks >= 20);
         woken = NULL;
     }
-    storm(0);
-    assert_int_equal(sigaction(SIGALRM, &before, NULL), 0);
+    storm_end();
     gone(&own);
 }
 
@@ -364,21 +318,6 @@ LEAK_TEST(g2a_a_wake_up_gets_through_whatever_the_words_say)
 
 /* ---- files ---- */
 
-LEAK_TEST(b43_a_stale_semaphore_is_not_adopted)
-{
-    struct cox_semaphore stale = created(3), fresh = {0};
-    int value = -1;
-    cox_semaphore_detach(&stale); /* its process ended, the name stayed */
-    assert_refused(cox_semaphore_create(&fresh, test_object("a"), 0, test_err()), COX_TAKEN,
-                   test_object("a"));
-    assert_null(fresh.sem);
-    assert_int_equal(cox_semaphore_attach(&stale, test_object("a"), NULL),
-                     0); /* and it is still there */
-    assert_int_equal(sem_getvalue(stale.sem, &value), 0);
-    assert_int_equal(value, 3);
-    gone(&stale);
-}
-
 static void make_good(void)
 {
     struct cox_semaphore semaphore = created(0);
@@ -392,11 +331,6 @@ static int attach_and_detach(struct cox_error *err)
     assert_int_equal(semaphore.sem != NULL, r == 0);
     cox_semaphore_detach(&semaphore);
     return r;
-}
-
-LEAK_TEST(b44_impostors_are_denied)
-{
-    refuses_impostors(object_path(), O_RDWR, make_good, attach_and_detach);
 }
 
 LEAK_TEST(b44_another_size_is_denied)
@@ -413,89 +347,6 @@ LEAK_TEST(b44_another_size_is_denied)
         assert_contains(err.text, expected);
         assert_int_equal(unlink(object_path()), 0);
     }
-}
-
-/* The inode behind a mapping. */
-static ino_t mapped_inode(const void *address)
-{
-    FILE *file = fopen("/proc/self/maps", "re");
-    char line[1024];
-    unsigned long long inode = 0;
-    assert_non_null(file);
-    while (fgets(line, sizeof line, file)) {
-        uint64_t start, end;
-        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %*s %*s %*s %llu", &start, &end, &inode) == 3 &&
-            start <= (uintptr_t)address && (uintptr_t)address < end)
-            break;
-        inode = 0;
-    }
-    fclose(file);
-    return (ino_t)inode;
-}
-
-static void exchange_for_ever(void *context)
-{
-    const char *other = context;
-    while (renameat2(AT_FDCWD, object_path(), AT_FDCWD, other, RENAME_EXCHANGE) == 0)
-        sched_yield();
-    _exit(1);
-}
-
-/* While the name changes hands, an attach is denied or maps the very file that passed the checks.
- */
-LEAK_TEST(b44_what_was_checked_is_what_is_mapped)
-{
-    struct cox_semaphore good = created(7), evil = {0};
-    struct stat st;
-    char other[600];
-    assert_int_equal(stat(object_path(), &st), 0);
-    assert_int_equal(cox_semaphore_create(&evil, test_object("b"), 99, NULL), 0);
-    snprintf(other, sizeof other, SHM "/sem.%s", test_name("b"));
-    assert_int_equal(chmod(other, 0644), 0);
-    pid_t pid = child_start(exchange_for_ever, other);
-    unsigned mapped = 0, denied = 0;
-    uint64_t deadline = cox_deadline_after_ms(300000); /* an emulated processor is slow */
-    for (int i = 0; i < 20000 || mapped < 100 || denied < 100; i++) {
-        struct cox_semaphore seen = {0};
-        int value = -1;
-        int r = cox_semaphore_attach(&seen, test_object("a"), NULL);
-        assert_true(r == 0 || r == COX_DENIED);
-        if (r) {
-            denied++;
-        } else {
-            sem_getvalue(seen.sem, &value);
-            assert_int_equal(value, 7);
-            if (mapped++ % 64 == 0)
-                assert_true(mapped_inode(seen.sem) == st.st_ino);
-            cox_semaphore_detach(&seen);
-        }
-        assert_true(cox_now_ns() < deadline);
-    }
-    kill(pid, SIGKILL);
-    child_status(pid);
-    cox_semaphore_detach(&evil);
-    cox_semaphore_unlink(test_object("b"));
-    gone(&good);
-}
-
-static void create_under_umask(void *context)
-{
-    struct stat st;
-    struct cox_semaphore semaphore = {0}, second = {0};
-    umask(*(const mode_t *)context);
-    CHECK(cox_semaphore_create(&semaphore, test_object("a"), 1, NULL) == 0);
-    CHECK(stat(object_path(), &st) == 0);
-    CHECK((st.st_mode & 07777) == 0600);
-    CHECK(cox_semaphore_attach(&second, test_object("a"), NULL) == 0);
-    CHECK(cox_semaphore_take(&second) && !cox_semaphore_take(&semaphore));
-    CHECK(cox_semaphore_unlink(test_object("a")) == 0);
-}
-
-LEAK_TEST(b45_the_mode_is_0600_under_any_umask)
-{
-    static mode_t masks[] = {0000, 0777, 0277, 0022, 0177};
-    for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++)
-        child_run(create_under_umask, &masks[i]);
 }
 
 LEAK_TEST(a_count_at_its_maximum_takes_another_post)
@@ -518,34 +369,6 @@ LEAK_TEST(a_starting_value_over_the_maximum_is_refused)
     assert_int_equal(cox_semaphore_create(&semaphore, test_object("a"), SEM_VALUE_MAX + 1u, &err),
                      -EINVAL);
     assert_int_equal(err.code, -EINVAL);
-    assert_null(semaphore.sem);
-}
-
-LEAK_TEST(names_are_a_slash_and_no_other)
-{
-    static const char *const bad[] = {"", "/", "name", "/a/b", "//", "a/", "/../x", "../x"};
-    char name[400];
-    struct cox_semaphore semaphore = {0};
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        assert_refused(cox_semaphore_create(&semaphore, bad[i], 0, test_err()), COX_INVALID,
-                       "slash");
-        assert_int_equal(cox_semaphore_attach(&semaphore, bad[i], NULL), COX_INVALID);
-    }
-    int head = snprintf(name, sizeof name, "%s", test_object("long"));
-    memset(name + head, 'x', sizeof name - (size_t)head);
-    name[NAME_MAX - 4 + 1] = '\0'; /* "sem." goes in front */
-    assert_int_equal(cox_semaphore_create(&semaphore, name, 0, NULL), 0);
-    cox_semaphore_detach(&semaphore);
-    assert_int_equal(cox_semaphore_unlink(name), 0);
-    name[NAME_MAX - 4 + 1] = 'x';
-    for (int length = NAME_MAX - 4 + 2; length < 400; length += 30) {
-        char longer[400];
-        memcpy(longer, name, sizeof longer);
-        longer[length] = '\0';
-        assert_refused(cox_semaphore_create(&semaphore, longer, 0, test_err()), COX_TOO_LARGE,
-                       "251");
-        assert_int_equal(cox_semaphore_attach(&semaphore, longer, NULL), COX_TOO_LARGE);
-    }
     assert_null(semaphore.sem);
 }
 
