@@ -2,65 +2,33 @@
  * by this process; multi/legacy has real legacy workers. */
 #include "channel/attach/legacy/legacy_bridge.h"
 
-#include "channel/attach/named/names.h"
-#include "channel/attach/named/named_channel.h"
 #include "channel/shm/reply.h"
 #include "channel/shm/state.h"
-#include "channel_fixture.h"
 #include "coordinator/collector/fault_reports.h"
 #include "proto/executor.pb-c.h"
 #include "proto/legacy/legacy_reply.h"
+#include "group_fixture.h"
 
 #include <endian.h>
 
-#define GROUP test_name("b")
+static const struct cox_rank_set all = {{3}};
 
-struct group {
-    struct cox_control control;
-    struct cox_channel channel;
-    struct cox_rank_set all;
-};
-
-static void group_create(struct group *group)
+static struct group *group_new(uint32_t depth)
 {
     const struct cox_geometry_choice choice = {
         .mode = &cox_attach_legacy,
+        .depth = depth,
         .request_size = {4096, 4096, 4096, 4096, 0},
         .response_size = {1 << 20, 1 << 20, 1 << 20, 1 << 20, 0},
     };
-    struct cox_geometry geometry;
-    *group = (struct group){.control = COX_CONTROL_NONE};
-    assert_int_equal(cox_geometry_resolve(2, &choice, &geometry, NULL), 0);
-    assert_int_equal(cox_control_create(&group->control, GROUP, &geometry, NULL), 0);
-    assert_int_equal(
-        cox_channel_create(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE, NULL), 0);
+    struct group *group = group_create(&choice, 2);
     assert_int_equal(cox_legacy_bridge_new(&group->channel, &group->channel.tokens), 0);
-    for (uint32_t rank = 0; rank < 2; rank++)
-        cox_rank_set_add(&group->all, rank);
+    return group;
 }
-
-static void group_gone(struct group *group)
-{
-    cox_channel_close(&group->channel);
-    cox_control_unlink_names(GROUP, &group->control.geometry, COX_CONTROL_PART_COUNT);
-    cox_control_close(&group->control);
-}
-
-/* A test over it. */
-#define GROUP_TEST(name)                                                                           \
-    static void name##_in(struct group *group);                                                    \
-    LEAK_TEST(name)                                                                                \
-    {                                                                                              \
-        struct group made;                                                                         \
-        group_create(&made);                                                                       \
-        name##_in(&made);                                                                          \
-        group_gone(&made);                                                                         \
-    }                                                                                              \
-    static void name##_in(__attribute__((unused)) struct group *group)
 
 static void publish(struct group *group, uint64_t sequence)
 {
-    cox_tokens_publish(group->channel.tokens, &group->all, sequence, false);
+    cox_tokens_publish(group->channel.tokens, &all, sequence, false);
 }
 
 static void reply_write(struct group *group, uint32_t rank)
@@ -89,7 +57,7 @@ static void expect_words(const struct group *group, uint32_t rank, uint64_t retu
     assert_int_equal(cox_state_done(line), done);
 }
 
-GROUP_TEST(tokens_become_state_words)
+GROUP_TEST(tokens_become_state_words, 1)
 {
     publish(group, 5);
     cox_tokens_update(group->channel.tokens, 0);
@@ -108,7 +76,7 @@ GROUP_TEST(tokens_become_state_words)
     expect_words(group, 1, 0, 0);
 }
 
-GROUP_TEST(a_reply_counts_once_the_frame_is_returned)
+GROUP_TEST(a_reply_counts_once_the_frame_is_returned, 1)
 {
     publish(group, 5);
     post(group, 1, COX_WAKEUP_RESPONSE_CONSUME);
@@ -117,7 +85,7 @@ GROUP_TEST(a_reply_counts_once_the_frame_is_returned)
     expect_words(group, 1, 5, 5);
 }
 
-GROUP_TEST(a_token_of_this_process_is_no_reply)
+GROUP_TEST(a_token_of_this_process_is_no_reply, 1)
 {
     publish(group, 5);
     post(group, 0, COX_WAKEUP_REQUEST_PRODUCE);
@@ -135,7 +103,7 @@ GROUP_TEST(a_token_of_this_process_is_no_reply)
 
 /* A MindIE-LLM worker that gets SIGTERM posts its semaphores: the previous reply was taken for the
  * next one. */
-GROUP_TEST(a_token_without_a_reply_is_dropped)
+GROUP_TEST(a_token_without_a_reply_is_dropped, 1)
 {
     publish(group, 5);
     post(group, 0, COX_WAKEUP_REQUEST_PRODUCE);
@@ -152,7 +120,7 @@ GROUP_TEST(a_token_without_a_reply_is_dropped)
     post(group, 0, COX_WAKEUP_RESPONSE_CONSUME);
     expect_words(group, 0, 6, 6);
     /* where every rank writes */
-    cox_tokens_publish(group->channel.tokens, &group->all, 7, true);
+    cox_tokens_publish(group->channel.tokens, &all, 7, true);
     post(group, 1, COX_WAKEUP_REQUEST_PRODUCE);
     post(group, 1, COX_WAKEUP_RESPONSE_CONSUME);
     expect_words(group, 1, 7, 6);
@@ -161,7 +129,7 @@ GROUP_TEST(a_token_without_a_reply_is_dropped)
     expect_words(group, 1, 7, 7);
 }
 
-GROUP_TEST(surplus_tokens_do_not_count_for_the_next_request)
+GROUP_TEST(surplus_tokens_do_not_count_for_the_next_request, 1)
 {
     publish(group, 5);
     post(group, 0, COX_WAKEUP_REQUEST_PRODUCE);
@@ -178,7 +146,7 @@ GROUP_TEST(surplus_tokens_do_not_count_for_the_next_request)
 }
 
 /* Another process of the user can write the lines of a legacy rank; the tokens decide. */
-GROUP_TEST(words_that_are_overwritten_are_stored_again)
+GROUP_TEST(words_that_are_overwritten_are_stored_again, 1)
 {
     struct cox_layout_rank_line *line = cox_state_line(&group->control, 0, COX_CHANNEL_EXECUTE);
     publish(group, 5);
@@ -198,7 +166,7 @@ GROUP_TEST(words_that_are_overwritten_are_stored_again)
     assert_int_equal(cox_state_of_rank(line).word, cox_state_word(COX_RANK_IDLE, 5));
 }
 
-GROUP_TEST(tokens_of_a_dead_rank_are_dropped)
+GROUP_TEST(tokens_of_a_dead_rank_are_dropped, 1)
 {
     publish(group, 5);
     cox_gate_post(&group->channel.gate, 0, COX_WAKEUP_REQUEST_PRODUCE);
@@ -248,9 +216,8 @@ static void report_write(struct cox_channel *errors, const char *text)
     memcpy(slot, &length, sizeof length);
 }
 
-LEAK_TEST(a_report_during_a_step_is_in_its_reply)
+GROUP_TEST(a_report_during_a_step_is_in_its_reply, 1)
 {
-    struct group group;
     struct cox_channel errors;
     struct cox_fault_reports reports;
     Coxswain__ExecuteModelResponse step = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
@@ -258,15 +225,14 @@ LEAK_TEST(a_report_during_a_step_is_in_its_reply)
     char text[16];
     uint8_t bytes[256];
     size_t over;
-    group_create(&group);
-    assert_int_equal(cox_channel_create(&errors, GROUP, &group.control, COX_CHANNEL_ERROR, NULL),
+    assert_int_equal(cox_channel_create(&errors, GROUP, &group->control, COX_CHANNEL_ERROR, NULL),
                      0);
     cox_fault_reports_init(&reports, &errors);
     reply.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
     reply.execute_model_response = &step;
     report_write(&errors, "before");
     uint64_t before = cox_fault_reports_count(&reports, NULL, 0);
-    publish(&group, 5);
+    publish(group, 5);
     step.err_msg = NULL;
     cox_fault_reports_read(&reports, before, &reply, text, sizeof text);
     assert_null(step.err_msg); /* of an earlier time */
@@ -281,12 +247,11 @@ LEAK_TEST(a_report_during_a_step_is_in_its_reply)
         assert_true((cox_fault_reports_take(&reports, bytes, sizeof bytes, &over) > 0) == !taken);
     }
     before = cox_fault_reports_count(&reports, NULL, 0);
-    publish(&group, 6);
+    publish(group, 6);
     step.err_msg = NULL;
     cox_fault_reports_read(&reports, before, &reply, text, sizeof text);
     assert_null(step.err_msg);
     cox_channel_close(&errors);
-    group_gone(&group);
 }
 
 LEAK_TEST(a_channel_whose_ranks_store_words_has_none)

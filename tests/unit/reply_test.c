@@ -1,62 +1,30 @@
 #include "await_token.h"
-#include "channel/attach/named/names.h"
-#include "channel/attach/named/named_channel.h"
 #include "channel/shm/reply.h"
 
 #include <endian.h>
 #include <signal.h>
 
 #include "channel/shm/state.h"
-#include "channel_fixture.h"
+#include "group_fixture.h"
 
-#define GROUP test_name("g")
 #define STRIDE 1024
 #define CAPACITY (STRIDE - 4)
 
-struct group {
-    struct cox_control control;
-    struct cox_channel channel;
-};
-
-/* 4 ranks; as after every rank attached as incarnation 1. */
-static void group_create(struct group *group, uint32_t depth)
+/* As after every rank attached as incarnation 1. */
+static struct group *group_new(uint32_t depth)
 {
     struct cox_geometry_choice choice = {.depth = depth};
-    struct cox_geometry geometry;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         choice.response_size[c] = STRIDE * 4 * depth;
-    assert_int_equal(cox_geometry_resolve(4, &choice, &geometry, NULL), 0);
-    *group = (struct group){.control = COX_CONTROL_NONE};
-    assert_ok(cox_control_create(&group->control, GROUP, &geometry, test_err()));
-    assert_ok(cox_channel_create(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE,
-                                 test_err()));
-    group->channel.gate.credits = true; /* what is waited with here */
+    struct group *group = group_create(&choice, 4);
     for (uint32_t rank = 0; rank < 4; rank++) {
         struct cox_layout_rank_line *line =
             cox_state_line(&group->control, rank, COX_CHANNEL_EXECUTE);
         atomic_store(&line->instance, group->control.instance);
         atomic_store(&line->incarnation, 1);
     }
+    return group;
 }
-
-static void group_gone(struct group *group)
-{
-    cox_channel_close(&group->channel);
-    cox_control_unlink_names(GROUP, &group->control.geometry, 1);
-    cox_control_close(&group->control);
-}
-
-/* A test over it. */
-#define GROUP_TEST(name, depth)                                                                    \
-    static void name##_in(struct group *group);                                                    \
-    LEAK_TEST(name)                                                                                \
-    {                                                                                              \
-        struct group made;                                                                         \
-        group_create(&made, depth);                                                                \
-        name##_in(&made);                                                                          \
-        group_gone(&made);                                                                         \
-    }                                                                                              \
-    static void name##_in(__attribute__((unused)) struct group *group)
 
 static void fill(uint8_t *bytes, uint32_t rank, uint64_t s, size_t length)
 {
@@ -118,17 +86,16 @@ static void must_refuse(const struct group *group, uint32_t rank, uint64_t s, ui
 LEAK_TEST(what_is_committed_is_fetched)
 {
     for (uint32_t depth = 1; depth <= 8; depth++) {
-        struct group group;
-        group_create(&group, depth);
+        struct group *group = group_new(depth);
         for (uint64_t s = 1; s <= 3 * depth; s++) {
             for (uint32_t rank = 0; rank < 4; rank++)
-                reply_with(&group, rank, s, (s * 131 + rank * 17) % CAPACITY, (s + rank) % 2);
+                reply_with(group, rank, s, (s * 131 + rank * 17) % CAPACITY, (s + rank) % 2);
             for (uint64_t old = s > depth ? s - depth + 1 : 1; old <= s; old++)
                 for (uint32_t rank = 0; rank < 4; rank++)
-                    must_hold(&group, rank, old, (old * 131 + rank * 17) % CAPACITY,
+                    must_hold(group, rank, old, (old * 131 + rank * 17) % CAPACITY,
                               (old + rank) % 2);
         }
-        group_gone(&group);
+        test_release(group);
     }
 }
 
@@ -228,48 +195,41 @@ LEAK_TEST(replies_of_legacy_ranks_are_where_the_legacy_layout_has_them)
         .request_size = {4096, 4096, 4096, 4096, 0},
         .response_size = {2 << 20, 1 << 20, 1 << 20, 1 << 20, 0},
     };
-    struct cox_geometry geometry;
-    struct group group = {.control = COX_CONTROL_NONE};
+    struct group *group = group_create(&choice, 2);
     size_t capacity, length = 0, large = (2 << 20) - 4;
     bool failed = true;
-    assert_int_equal(cox_geometry_resolve(2, &choice, &geometry, NULL), 0);
-    assert_int_equal(cox_control_create(&group.control, GROUP, &geometry, NULL), 0);
-    assert_int_equal(
-        cox_channel_create(&group.channel, GROUP, &group.control, COX_CHANNEL_EXECUTE, NULL), 0);
-    uint8_t *base = group.channel.response.base, *buffer = malloc(large);
+    uint8_t *base = group->channel.response.base, *buffer = test_own(malloc(large), free);
     assert_non_null(buffer);
     for (uint32_t rank = 0; rank < 2; rank++) { /* as the legacy bridge writes them */
         struct cox_layout_rank_line *line =
-            cox_state_line(&group.control, rank, COX_CHANNEL_EXECUTE);
-        cox_state_set_incarnation(line, group.control.instance, 1);
+            cox_state_line(&group->control, rank, COX_CHANNEL_EXECUTE);
+        cox_state_set_incarnation(line, group->control.instance, 1);
         cox_state_set_tag(line, 1, 9, false);
     }
     memcpy(base + 524288, "\x03\0\0\0abc", 7); /* as a legacy rank 1 writes it */
-    assert_int_equal(fetch(&group, 1, 9, 1, buffer, large, &length, &failed, NULL), 0);
+    assert_int_equal(fetch(group, 1, 9, 1, buffer, large, &length, &failed, NULL), 0);
     assert_int_equal(length, 3);
     assert_false(failed);
     assert_memory_equal(buffer, "abc", 3);
     /* Rank 0 alone may fill the region. */
-    uint8_t *slot = cox_reply_slot(&group.channel, 0, 9, true, &capacity);
+    uint8_t *slot = cox_reply_slot(&group->channel, 0, 9, true, &capacity);
     assert_ptr_equal(slot, base + 4);
     assert_int_equal(capacity, large);
     memset(slot, 0x77, large);
     uint32_t prefix = htole32((uint32_t)large);
     memcpy(base, &prefix, 4);
     assert_int_equal(
-        cox_reply_fetch(&group.channel, 0, 9, true, 1, buffer, large, &length, &failed, NULL), 0);
+        cox_reply_fetch(&group->channel, 0, 9, true, 1, buffer, large, &length, &failed, NULL), 0);
     assert_int_equal(length, large);
     assert_int_equal(buffer[large - 1], 0x77);
     prefix = htole32((uint32_t)large + 1);
     memcpy(base, &prefix, 4);
     assert_int_equal(
-        cox_reply_fetch(&group.channel, 0, 9, true, 1, buffer, SIZE_MAX, &length, &failed, NULL),
+        cox_reply_fetch(&group->channel, 0, 9, true, 1, buffer, SIZE_MAX, &length, &failed, NULL),
         COX_CORRUPT);
     prefix = htole32(524288 - 3); /* in a slot that is a byte too much */
     memcpy(base, &prefix, 4);
-    assert_int_equal(fetch(&group, 0, 9, 1, buffer, large, &length, &failed, NULL), COX_CORRUPT);
-    free(buffer);
-    group_gone(&group);
+    assert_int_equal(fetch(group, 0, 9, 1, buffer, large, &length, &failed, NULL), COX_CORRUPT);
 }
 
 /* ---- two processes ---- */
@@ -278,24 +238,20 @@ enum { REPLIES = 3000 };
 
 static void reply_as_rank_1(void *context)
 {
-    struct group group = {.control = COX_CONTROL_NONE};
+    struct group *group = group_attach(1);
     (void)context;
-    CHECK(cox_control_attach(&group.control, GROUP, NULL) == 0);
-    CHECK(cox_channel_attach(&group.channel, GROUP, &group.control, COX_CHANNEL_EXECUTE, 1, NULL) ==
-          0);
-    group.channel.gate.credits = true;
-    struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
+    struct cox_layout_rank_line *line = cox_state_line(&group->control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REPLIES; s++) {
         /* a free slot each */
-        CHECK(await_token(&group.channel.gate, 1, COX_WAKEUP_RESPONSE_PRODUCE) == 0);
-        reply_with(&group, 1, s, s * 131 % CAPACITY, s % 7 == 0);
+        CHECK(await_token(&group->channel.gate, 1, COX_WAKEUP_RESPONSE_PRODUCE) == 0);
+        reply_with(group, 1, s, s * 131 % CAPACITY, s % 7 == 0);
         cox_state_set_done(line, s);
-        cox_gate_post(&group.channel.gate, 1, COX_WAKEUP_RESPONSE_CONSUME);
+        cox_gate_post(&group->channel.gate, 1, COX_WAKEUP_RESPONSE_CONSUME);
     }
     /* The next one it writes, and dies. */
     size_t capacity;
-    CHECK(await_token(&group.channel.gate, 1, COX_WAKEUP_RESPONSE_PRODUCE) == 0);
-    uint8_t *slot = cox_reply_slot(&group.channel, 1, REPLIES + 1, false, &capacity);
+    CHECK(await_token(&group->channel.gate, 1, COX_WAKEUP_RESPONSE_PRODUCE) == 0);
+    uint8_t *slot = cox_reply_slot(&group->channel, 1, REPLIES + 1, false, &capacity);
     memset(slot, 0xdd, capacity);
     kill(getpid(), SIGKILL);
 }

@@ -1,6 +1,4 @@
 #include "await_token.h"
-#include "channel/attach/named/names.h"
-#include "channel/attach/named/named_channel.h"
 #include "channel/shm/request.h"
 
 #include <endian.h>
@@ -9,57 +7,14 @@
 
 #include "channel/base/fault.h"
 #include "channel/shm/state.h"
-#include "channel_fixture.h"
+#include "group_fixture.h"
 
-#define GROUP test_name("g")
-
-struct group {
-    struct cox_control control;
-    struct cox_channel channel;
-};
-
-static void group_create(struct group *group, uint32_t depth)
+static struct group *group_new(uint32_t depth)
 {
     struct cox_geometry_choice choice = {.depth = depth};
-    struct cox_geometry geometry;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         choice.request_size[c] = 4096 * depth;
-    assert_int_equal(cox_geometry_resolve(4, &choice, &geometry, NULL), 0);
-    *group = (struct group){.control = COX_CONTROL_NONE};
-    assert_ok(cox_control_create(&group->control, GROUP, &geometry, test_err()));
-    assert_ok(cox_channel_create(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE,
-                                 test_err()));
-    group->channel.gate.credits = true; /* what is waited with here */
-}
-
-static void group_gone(struct group *group)
-{
-    cox_channel_close(&group->channel);
-    cox_channel_close(&group->channel);
-    cox_control_unlink_names(GROUP, &group->control.geometry, 1);
-    cox_control_close(&group->control);
-}
-
-/* A test over it. */
-#define GROUP_TEST(name, depth)                                                                    \
-    static void name##_in(struct group *group);                                                    \
-    LEAK_TEST(name)                                                                                \
-    {                                                                                              \
-        struct group made;                                                                         \
-        group_create(&made, depth);                                                                \
-        name##_in(&made);                                                                          \
-        group_gone(&made);                                                                         \
-    }                                                                                              \
-    static void name##_in(__attribute__((unused)) struct group *group)
-
-/* In a child. */
-static void group_attach(struct group *group, uint32_t rank)
-{
-    *group = (struct group){.control = COX_CONTROL_NONE};
-    CHECK(cox_control_attach(&group->control, GROUP, NULL) == 0);
-    CHECK(cox_channel_attach(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE, rank,
-                             NULL) == 0);
-    group->channel.gate.credits = true;
+    return group_create(&choice, 4);
 }
 
 static struct cox_rank_set only(uint32_t rank)
@@ -101,79 +56,72 @@ static bool payload_is(const struct cox_request *request, uint64_t s, size_t len
 LEAK_TEST(what_is_published_is_read_by_the_asked_ranks)
 {
     for (uint32_t depth = 1; depth <= 8; depth++) {
-        struct group group;
-        group_create(&group, depth);
+        struct group *group = group_new(depth);
         for (uint64_t s = 1; s <= 3 * depth + 1; s++) {
             struct cox_rank_set asked = only(1);
             struct cox_request request;
             if (s % 2)
                 cox_rank_set_add(&asked, 3);
-            assert_int_equal(cox_request_read(&group.channel, s, 1, &request), COX_EMPTY);
-            write_payload(&group.channel, s, length_of(s));
-            assert_int_equal(cox_request_read(&group.channel, s, 1, &request),
+            assert_int_equal(cox_request_read(&group->channel, s, 1, &request), COX_EMPTY);
+            write_payload(&group->channel, s, length_of(s));
+            assert_int_equal(cox_request_read(&group->channel, s, 1, &request),
                              COX_EMPTY); /* not yet */
-            cox_request_publish(&group.channel, s, type_of(s), length_of(s), &asked);
+            cox_request_publish(&group->channel, s, type_of(s), length_of(s), &asked);
             assert_true(
-                cox_state_published(cox_state_channel(&group.control, COX_CHANNEL_EXECUTE)) == s);
+                cox_state_published(cox_state_channel(&group->control, COX_CHANNEL_EXECUTE)) == s);
             for (uint32_t rank = 0; rank < 4; rank++) {
                 memset(&request, 0x5a, sizeof request);
                 struct cox_request before = request;
                 if (!cox_rank_set_has(&asked, rank)) {
-                    assert_int_equal(cox_request_read(&group.channel, s, rank, &request),
+                    assert_int_equal(cox_request_read(&group->channel, s, rank, &request),
                                      COX_EMPTY);
                     assert_memory_equal(&request, &before, sizeof request);
                     continue;
                 }
-                assert_int_equal(cox_request_read(&group.channel, s, rank, &request), 0);
+                assert_int_equal(cox_request_read(&group->channel, s, rank, &request), 0);
                 assert_true(payload_is(&request, s, length_of(s)));
                 assert_int_equal(request.type, type_of(s));
                 assert_int_equal(request.lowest, rank == 1);
             }
             /* The frames of earlier requests stay until they come round. */
             for (uint64_t old = s; old > 0; old--)
-                assert_int_equal(cox_request_read(&group.channel, old, 1, &request),
+                assert_int_equal(cox_request_read(&group->channel, old, 1, &request),
                                  s - old < depth ? 0 : COX_EMPTY);
-            assert_int_equal(cox_request_read(&group.channel, s + depth, 1, &request), COX_EMPTY);
+            assert_int_equal(cox_request_read(&group->channel, s + depth, 1, &request), COX_EMPTY);
         }
-        group_gone(&group);
+        test_release(group);
     }
 }
 
-LEAK_TEST(the_frame_has_the_contract_s_layout)
+GROUP_TEST(the_frame_has_the_contract_s_layout, 2)
 {
-    struct group group;
     struct cox_rank_set asked = only(0);
     size_t capacity;
-    group_create(&group, 2);
-    uint8_t *bytes = cox_request_frame(&group.channel, 3, &capacity);
+    uint8_t *bytes = cox_request_frame(&group->channel, 3, &capacity);
     assert_int_equal(capacity, 4096 - 4);
-    assert_ptr_equal(bytes, (uint8_t *)group.channel.request.base + 4096 + 4); /* 3 mod 2 */
+    assert_ptr_equal(bytes, (uint8_t *)group->channel.request.base + 4096 + 4); /* 3 mod 2 */
     memcpy(bytes, "abc", 3);
-    cox_request_publish(&group.channel, 3, 1, 3, &asked);
+    cox_request_publish(&group->channel, 3, 1, 3, &asked);
     assert_memory_equal(bytes - 4, "\x03\0\0\0abc", 7);
-    group_gone(&group);
 }
 
-LEAK_TEST(the_full_capacity_works_and_spoils_no_neighbour)
+GROUP_TEST(the_full_capacity_works_and_spoils_no_neighbour, 4)
 {
-    struct group group;
     struct cox_rank_set asked = only(2);
     struct cox_request request;
-    group_create(&group, 4);
     for (uint64_t s = 1; s <= 4; s++) {
         size_t capacity;
-        cox_request_frame(&group.channel, s, &capacity);
-        write_payload(&group.channel, s, capacity);
-        cox_request_publish(&group.channel, s, 1, capacity, &asked);
+        cox_request_frame(&group->channel, s, &capacity);
+        write_payload(&group->channel, s, capacity);
+        cox_request_publish(&group->channel, s, 1, capacity, &asked);
     }
     for (uint64_t s = 1; s <= 4; s++) {
-        assert_int_equal(cox_request_read(&group.channel, s, 2, &request), 0);
+        assert_int_equal(cox_request_read(&group->channel, s, 2, &request), 0);
         assert_true(payload_is(&request, s, 4092));
     }
-    cox_request_publish(&group.channel, 5, 1, 0, &asked); /* and nothing at all works too */
-    assert_int_equal(cox_request_read(&group.channel, 5, 2, &request), 0);
+    cox_request_publish(&group->channel, 5, 1, 0, &asked); /* and nothing at all works too */
+    assert_int_equal(cox_request_read(&group->channel, 5, 2, &request), 0);
     assert_int_equal(request.size, 0);
-    group_gone(&group);
 }
 
 static void publish_too_much(void *context)
@@ -200,30 +148,28 @@ LEAK_TEST(m3_an_impossible_length_is_corrupt)
 {
     static const uint32_t lengths[] = {99,   101,       4092,        4093,
                                        4096, INT32_MAX, 0x80000000u, UINT32_MAX};
-    struct group group;
+    struct group *group = group_new(2);
     struct cox_rank_set asked = only(0);
     struct cox_request request = {0};
-    group_create(&group, 2);
     struct cox_layout_channel_state *shared =
-        cox_state_channel(&group.control, COX_CHANNEL_EXECUTE);
+        cox_state_channel(&group->control, COX_CHANNEL_EXECUTE);
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         uint32_t prefix = htole32(lengths[i]);
-        cox_request_publish(&group.channel, 1, 1, 100, &asked);
-        assert_int_equal(cox_request_read(&group.channel, 1, 0, &request), 0);
-        memcpy((uint8_t *)group.channel.request.base + 4096, &prefix,
+        cox_request_publish(&group->channel, 1, 1, 100, &asked);
+        assert_int_equal(cox_request_read(&group->channel, 1, 0, &request), 0);
+        memcpy((uint8_t *)group->channel.request.base + 4096, &prefix,
                4); /* the frame disagrees with the record */
         memset(&request, 0, sizeof request);
-        assert_int_equal(cox_request_read(&group.channel, 1, 0, &request), COX_CORRUPT);
-        assert_int_equal(cox_request_read(&group.channel, 1, 1, &request), COX_EMPTY);
+        assert_int_equal(cox_request_read(&group->channel, 1, 0, &request), COX_CORRUPT);
+        assert_int_equal(cox_request_read(&group->channel, 1, 1, &request), COX_EMPTY);
         assert_null(request.bytes);
         /* Whether a reply is expected is known all the same. */
         assert_int_equal(request.sequence, 1);
         assert_int_equal(request.type, 1);
         atomic_store(&shared->frames[1].length, lengths[i]); /* both lie alike */
-        assert_int_equal(cox_request_read(&group.channel, 1, 0, &request),
+        assert_int_equal(cox_request_read(&group->channel, 1, 0, &request),
                          lengths[i] <= 4092 ? 0 : COX_CORRUPT);
     }
-    group_gone(&group);
 }
 
 /* ---- two processes ---- */
@@ -232,19 +178,18 @@ enum { REQUESTS = 3000 };
 
 static void serve_rank_1(void *context)
 {
-    struct group group;
+    struct group *group = group_attach(1);
     uint64_t served = 0;
     (void)context;
-    group_attach(&group, 1);
     struct cox_layout_channel_state *shared =
-        cox_state_channel(&group.control, COX_CHANNEL_EXECUTE);
-    struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
+        cox_state_channel(&group->control, COX_CHANNEL_EXECUTE);
+    struct cox_layout_rank_line *line = cox_state_line(&group->control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REQUESTS; s++) {
         while (cox_state_published(shared) < s)
-            CHECK(await_token(&group.channel.gate, 1, COX_WAKEUP_REQUEST_CONSUME) == 0);
-        cox_gate_absorb(&group.channel.gate, 1, COX_WAKEUP_REQUEST_CONSUME);
+            CHECK(await_token(&group->channel.gate, 1, COX_WAKEUP_REQUEST_CONSUME) == 0);
+        cox_gate_absorb(&group->channel.gate, 1, COX_WAKEUP_REQUEST_CONSUME);
         struct cox_request request;
-        int r = cox_request_read(&group.channel, s, 1, &request);
+        int r = cox_request_read(&group->channel, s, 1, &request);
         CHECK(r == (s % 3 ? 0 : COX_EMPTY));
         if (r == 0) {
             CHECK(payload_is(&request, s, length_of(s)) && request.type == type_of(s));
@@ -252,7 +197,7 @@ static void serve_rank_1(void *context)
             served++;
         }
         cox_state_set_returned(line, s);
-        cox_gate_post(&group.channel.gate, 1, COX_WAKEUP_REQUEST_PRODUCE);
+        cox_gate_post(&group->channel.gate, 1, COX_WAKEUP_REQUEST_PRODUCE);
     }
     CHECK(served == REQUESTS - REQUESTS / 3);
 }
@@ -278,11 +223,10 @@ GROUP_TEST(a_rank_in_another_process_reads_them_all, 3)
 
 static void write_a_frame(void *context)
 {
-    struct group group;
+    struct group *group = group_attach(0);
     (void)context;
-    group_attach(&group, 0);
     signal(SIGSEGV, SIG_DFL);
-    *(volatile uint8_t *)group.channel.request.base = 1;
+    *(volatile uint8_t *)group->channel.request.base = 1;
 }
 
 GROUP_TEST(a_rank_cannot_write_requests, 1)
@@ -304,11 +248,10 @@ static void publish_for_ever(void *context)
 LEAK_TEST(s3_a_rank_that_was_not_asked_reads_nothing_torn)
 {
     for (uint32_t depth = 1; depth <= 2; depth++) {
-        struct group group;
-        group_create(&group, depth);
+        struct group *group = group_new(depth);
         struct cox_layout_channel_state *shared =
-            cox_state_channel(&group.control, COX_CHANNEL_EXECUTE);
-        pid_t pid = child_start(publish_for_ever, &group);
+            cox_state_channel(&group->control, COX_CHANNEL_EXECUTE);
+        pid_t pid = child_start(publish_for_ever, group);
         uint64_t whole = 0, lapped = 0, torn = 0, asked = 0;
         uint64_t least = cox_deadline_after_ms(500), most = cox_deadline_after_ms(300000);
         for (uint64_t now = 0;
@@ -327,7 +270,7 @@ LEAK_TEST(s3_a_rank_that_was_not_asked_reads_nothing_torn)
                 } else {
                     lapped++;
                 }
-                asked += cox_request_read(&group.channel, s, 1, &request) != COX_EMPTY;
+                asked += cox_request_read(&group->channel, s, 1, &request) != COX_EMPTY;
             }
         }
         kill(pid, SIGKILL);
@@ -335,7 +278,7 @@ LEAK_TEST(s3_a_rank_that_was_not_asked_reads_nothing_torn)
         assert_int_equal(torn, 0);
         assert_int_equal(asked, 0);
         assert_true(whole >= 1000 && lapped >= 1000); /* both were seen, or nothing was tested */
-        group_gone(&group);
+        test_release(group);
     }
 }
 
@@ -351,14 +294,12 @@ static void publish_and_die(void *context)
 
 LEAK_TEST(a_coordinator_that_dies_while_writing_published_nothing)
 {
-    struct group group;
     struct cox_request request;
 #if !COX_TESTING
     skip();
 #endif
-    group_create(&group, 1);
-    assert_int_equal(child_status(child_start(publish_and_die, &group)) & 0x7f, SIGKILL);
-    assert_true(cox_state_published(cox_state_channel(&group.control, COX_CHANNEL_EXECUTE)) == 0);
-    assert_int_equal(cox_request_read(&group.channel, 1, 1, &request), COX_EMPTY);
-    group_gone(&group);
+    struct group *group = group_new(1);
+    assert_int_equal(child_status(child_start(publish_and_die, group)) & 0x7f, SIGKILL);
+    assert_true(cox_state_published(cox_state_channel(&group->control, COX_CHANNEL_EXECUTE)) == 0);
+    assert_int_equal(cox_request_read(&group->channel, 1, 1, &request), COX_EMPTY);
 }
