@@ -68,6 +68,22 @@ static void gone(void)
     assert_int_equal(map_count(), 0);
 }
 
+static int setup(void **state)
+{
+    leak_setup(state);
+    created(false);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    gone();
+    return leak_teardown(state);
+}
+
+/* A test over the memory of a group. */
+#define SEALED_TEST(name) TEST_WITH(name, setup, teardown)
+
 static ino_t inode(int fd)
 {
     struct stat st;
@@ -294,9 +310,8 @@ LEAK_TEST(b16_p10_holes_in_a_rank_s_own_memory_are_zeros_to_the_others)
     gone();
 }
 
-LEAK_TEST(p10_a_rank_is_given_nothing_of_another_s)
+SEALED_TEST(p10_a_rank_is_given_nothing_of_another_s)
 {
-    created(false);
     int fds[RANK_COUNT][COX_SEALED_FD_COUNT];
     for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
         cox_sealed_hand_out(&sealed, rank, fds[rank]);
@@ -307,12 +322,10 @@ LEAK_TEST(p10_a_rank_is_given_nothing_of_another_s)
                     assert_int_equal(inode(fds[rank][f]) == inode(fds[other][g]),
                                      f == g && (f == COX_SEALED_REQUEST || f == COX_SEALED_WAKE ||
                                                 rank == other));
-    gone();
 }
 
-LEAK_TEST(nothing_has_a_name)
+SEALED_TEST(nothing_has_a_name)
 {
-    created(false);
     int fds[COX_SEALED_FD_COUNT];
     struct stat st;
     assert_int_equal(shm_count(NULL), 0);
@@ -325,7 +338,6 @@ LEAK_TEST(nothing_has_a_name)
             assert_int_equal(fcntl(fds[f], F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
         }
     }
-    gone();
 }
 
 /* ---- attaching ---- */
@@ -393,12 +405,11 @@ static const struct cox_region *region_of(enum cox_sealed_fd which)
                                        : &values;
 }
 
-LEAK_TEST(b16_attach_refuses_memory_that_could_change_its_size)
+SEALED_TEST(b16_attach_refuses_memory_that_could_change_its_size)
 {
     static const char *const words[] = {"request memory", "memory of the rank", "wake memory",
                                         "group memory", "group memory"};
     static const unsigned bits[] = {F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_FUTURE_WRITE};
-    created(false);
     cox_sealed_hand_out(&sealed, 1, given);
     accepted(1);
     for (int f = 0; f < COX_SEALED_FD_COUNT; f++) {
@@ -430,12 +441,10 @@ LEAK_TEST(b16_attach_refuses_memory_that_could_change_its_size)
         refused(1, -EBADF, words[f]);
         given[f] = whole;
     }
-    gone();
 }
 
-LEAK_TEST(b16_attach_refuses_memory_of_another_size)
+SEALED_TEST(b16_attach_refuses_memory_of_another_size)
 {
-    created(false);
     cox_sealed_hand_out(&sealed, 1, given);
     for (int f = 0; f < COX_SEALED_FD_COUNT; f++) {
         int whole = given[f];
@@ -455,7 +464,6 @@ LEAK_TEST(b16_attach_refuses_memory_of_another_size)
     refused(1, COX_DENIED, "request memory");
     given[COX_SEALED_REQUEST] = swapped;
     accepted(1);
-    gone();
 }
 
 struct change {
@@ -465,7 +473,7 @@ struct change {
     const char *part;
 };
 
-LEAK_TEST(a4_attach_refuses_another_header)
+SEALED_TEST(a4_attach_refuses_another_header)
 {
     const struct change changes[] = {
         {offsetof(struct cox_layout_header, magic), 0, COX_CORRUPT, "magic"},
@@ -485,7 +493,6 @@ LEAK_TEST(a4_attach_refuses_another_header)
         {offsetof(struct cox_layout_header, channels) + 16, 64, COX_CORRUPT, ""},
         {offsetof(struct cox_layout_header, channels) + 24, 4160, COX_CORRUPT, ""},
     };
-    created(false);
     cox_sealed_hand_out(&sealed, 1, given);
     int whole = given[COX_SEALED_REQUEST];
     for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
@@ -502,7 +509,6 @@ LEAK_TEST(a4_attach_refuses_another_header)
     refused(RANK_COUNT, COX_INVALID, "rank 3 of a group of 3");
     refused(UINT32_MAX, COX_INVALID, "of a group of 3");
     accepted(RANK_COUNT - 1);
-    gone();
 }
 
 static void change_modes(void *context)
@@ -512,16 +518,14 @@ static void change_modes(void *context)
         CHECK(fchmod(given[f], f % 2 ? 0 : 0644) == 0);
 }
 
-LEAK_TEST(p10_a_rank_that_changes_modes_keeps_no_other_out)
+SEALED_TEST(p10_a_rank_that_changes_modes_keeps_no_other_out)
 {
-    created(false);
     cox_sealed_hand_out(&sealed, 0, given);
     child_run(change_modes, NULL);
     for (uint32_t rank = 0; rank < RANK_COUNT; rank++) {
         cox_sealed_hand_out(&sealed, rank, given);
         accepted(rank);
     }
-    gone();
 }
 
 /* ---- both sides ---- */
@@ -583,10 +587,9 @@ static void attack_another_s_group(void *context)
         attack_group(given[COX_SEALED_GROUP + i], size_of(given[COX_SEALED_GROUP + i]));
 }
 
-LEAK_TEST(b16_p10_no_rank_writes_another_ranks_words_in_the_rank_group)
+SEALED_TEST(b16_p10_no_rank_writes_another_ranks_words_in_the_rank_group)
 {
     struct ghost ghost;
-    created(false);
     cox_sealed_hand_out(&sealed, 1, given);
     for (int i = 0; i < COX_ATTACH_MEMBER_FD_COUNT; i++) {
         uint64_t size = size_of(given[COX_SEALED_GROUP + i]);
@@ -614,7 +617,6 @@ LEAK_TEST(b16_p10_no_rank_writes_another_ranks_words_in_the_rank_group)
         cox_close_fd(&ghost.begin[i]);
         cox_close_fd(&ghost.end[i]);
     }
-    gone();
 }
 
 static void serve_rank(void *context)
@@ -642,9 +644,8 @@ static void serve_rank(void *context)
     cox_control_close(&seen);
 }
 
-LEAK_TEST(a14_a18_requests_and_replies_pass_without_a_socket)
+SEALED_TEST(a14_a18_requests_and_replies_pass_without_a_socket)
 {
-    created(false);
     struct cox_channel channels[COX_TWO_WAY_COUNT];
     const struct cox_rank_set everybody = {{7}};
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
@@ -675,7 +676,6 @@ LEAK_TEST(a14_a18_requests_and_replies_pass_without_a_socket)
         }
         cox_channel_close(&channels[c]);
     }
-    gone();
 }
 
 /* ---- the next incarnation of a rank ---- */
@@ -690,10 +690,9 @@ static void haunt(void *context)
     CHECK(pwrite(given[COX_SEALED_RANK], "ghost", 5, 0) == 5);
 }
 
-LEAK_TEST(p8_p10_what_the_last_process_of_a_rank_writes_lands_nowhere)
+SEALED_TEST(p8_p10_what_the_last_process_of_a_rank_writes_lands_nowhere)
 {
     struct ghost ghost;
-    created(false);
     cox_sealed_hand_out(&sealed, 1, given);
     assert_int_equal(pipe2(ghost.begin, O_CLOEXEC) | pipe2(ghost.end, O_CLOEXEC), 0);
     /* A copy: with the number alone the child would have that of the next incarnation. */
@@ -726,7 +725,6 @@ LEAK_TEST(p8_p10_what_the_last_process_of_a_rank_writes_lands_nowhere)
         cox_close_fd(&ghost.begin[i]);
         cox_close_fd(&ghost.end[i]);
     }
-    gone();
 }
 
 /* Sizes that are whole huge pages do not make it one. */
@@ -778,9 +776,8 @@ LEAK_TEST(a20_sizes_are_whole_pages)
 
 /* Words of different writers, and words slept on, have a line each; the request memory has none
  * that a rank writes. */
-LEAK_TEST(b12_no_two_words_that_are_written_apart_share_a_line)
+SEALED_TEST(b12_no_two_words_that_are_written_apart_share_a_line)
 {
-    created(false);
     uintptr_t lines[512];
     size_t count = 0;
     const struct cox_layout_reports *reports = cox_sealed_reports(&control);
@@ -807,7 +804,6 @@ LEAK_TEST(b12_no_two_words_that_are_written_apart_share_a_line)
             assert_int_not_equal(lines[i], lines[j]);
     }
     assert_true((uintptr_t)(reports + 1) - (uintptr_t)control.region.base <= COX_SEALED_HEAD);
-    gone();
 }
 
 static long huge_pages(const char *what)
@@ -897,9 +893,8 @@ static void await_number(void *context)
     CHECK(cox_sealed_await_heard(&seen, 1, number, cox_deadline_after_ms(60000)) == 0);
 }
 
-LEAK_TEST(a27_a_slot_is_its_rank_s_again_once_its_report_was_taken_out)
+SEALED_TEST(a27_a_slot_is_its_rank_s_again_once_its_report_was_taken_out)
 {
-    created(false);
     cox_sealed_hand_out(&sealed, 1, given);
     /* The first finds it free; numbers go round in 32 bits. */
     static const uint64_t numbers[] = {
@@ -919,5 +914,4 @@ LEAK_TEST(a27_a_slot_is_its_rank_s_again_once_its_report_was_taken_out)
         }
         assert_int_equal(cox_sealed_await_heard(&control, 1, number, 0), 0);
     }
-    gone();
 }
