@@ -355,8 +355,11 @@ void model_check_batch(const struct model *model, const Request *request,
     for (uint32_t slot = 0; slot < MODEL_SLOT_MAX; slot++)
         finished_count += model->finished[slot];
     assert_int_equal(batch->finished_count, finished_count);
-    for (uint32_t i = 0; i < batch->finished_count; i++)
+    for (uint32_t i = 0; i < batch->finished_count; i++) {
         assert_true(model->finished[batch->finished_slots[i]]);
+        if (request->step && request->step->base_sequence) /* in its order */
+            assert_int_equal(batch->finished_slots[i], request->step->finished[i]);
+    }
 }
 
 void model_check_table(const struct model *model, const struct cox_table *table)
