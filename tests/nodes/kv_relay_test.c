@@ -36,7 +36,7 @@ struct node {
     char said[1024];
 };
 
-struct cluster {
+static struct cluster {
     struct node a, b, c;
     /* of b's rank */
     struct cox_kv_blocks *blocks;
@@ -50,7 +50,7 @@ struct cluster {
     struct cox_handle local;
     /* listens, and nobody accepts */
     int silent_fd;
-};
+} cluster;
 
 /* What answers a fetch, as kv_relay.c has it. */
 struct piece {
@@ -119,29 +119,29 @@ static void block_fill(uint8_t *block, uint32_t number)
 }
 
 /* Makes all blocks a sequence's. */
-static void blocks_give(struct cluster *cluster, int64_t sequence)
+static void blocks_give(int64_t sequence)
 {
-    cluster->sequence = sequence;
+    cluster.sequence = sequence;
     for (uint32_t b = 0; b < BLOCK_COUNT; b++) {
-        assert_int_equal(cox_kv_blocks_take(cluster->blocks, b), 0);
-        assert_int_equal(cox_kv_blocks_give(cluster->blocks, b, cox_kv_generation_of(sequence)), 0);
+        assert_int_equal(cox_kv_blocks_take(cluster.blocks, b), 0);
+        assert_int_equal(cox_kv_blocks_give(cluster.blocks, b, cox_kv_generation_of(sequence)), 0);
     }
 }
 
-static void blocks_make(struct cluster *cluster)
+static void blocks_make(void)
 {
-    assert_ok(cox_kv_blocks_new(BLOCK_COUNT, BLOCK_SIZE, &cluster->blocks, test_err()));
-    assert_ok(cox_exporter_new(NULL, &cluster->exporter, test_err()));
-    assert_ok(cox_exporter_export(cluster->exporter, cox_kv_blocks_info(cluster->blocks).fd, 0, 0,
-                                  &cluster->remote, test_err()));
+    assert_ok(cox_kv_blocks_new(BLOCK_COUNT, BLOCK_SIZE, &cluster.blocks, test_err()));
+    assert_ok(cox_exporter_new(NULL, &cluster.exporter, test_err()));
+    assert_ok(cox_exporter_export(cluster.exporter, cox_kv_blocks_info(cluster.blocks).fd, 0, 0,
+                                  &cluster.remote, test_err()));
     for (uint32_t b = 0; b < BLOCK_COUNT; b++) {
-        block_fill((uint8_t *)cox_kv_blocks_info(cluster->blocks).memory + b * BLOCK_SIZE, b);
+        block_fill((uint8_t *)cox_kv_blocks_info(cluster.blocks).memory + b * BLOCK_SIZE, b);
     }
-    blocks_give(cluster, SEQUENCE);
+    blocks_give(SEQUENCE);
 }
 
 /* Node `from` to the ranks of node `to`, which have the same blocks. link: or unlink. */
-static void ask_link_of(struct cluster *cluster, struct node *from, struct node *to, bool link)
+static void ask_link_of(struct node *from, struct node *to, bool link)
 {
     Coxswain__KvLayout layout = COXSWAIN__KV_LAYOUT__INIT;
     Coxswain__KvPool pool = COXSWAIN__KV_POOL__INIT, *pools = &pool;
@@ -150,12 +150,12 @@ static void ask_link_of(struct cluster *cluster, struct node *from, struct node 
     Coxswain__PDLinkRequest__PDLinkInfo info = COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
     Coxswain__PDLinkRequest__PDLinkInfo *infos = &info;
     Coxswain__PDLinkRequest request = COXSWAIN__PDLINK_REQUEST__INIT;
-    struct cox_handle handle = cluster->remote;
+    struct cox_handle handle = cluster.remote;
     layout.block_bytes = BLOCK_SIZE;
-    pool.block_count = cluster->pool_count;
+    pool.block_count = cluster.pool_count;
     pool.layout = &layout;
     pool.blocks = (ProtobufCBinaryData){.data = (uint8_t *)&handle, .len = sizeof handle};
-    pool.node = to == &cluster->a ? "a" : "b";
+    pool.node = to == &cluster.a ? "a" : "b";
     pool.address = to->address;
     host.cluster_id = GROUP;
     remote.n_host_info = remote.n_kv_pools = request.n_pd_link_info = 1;
@@ -166,12 +166,12 @@ static void ask_link_of(struct cluster *cluster, struct node *from, struct node 
     info.n_unlink_info = !link;
     info.link_info = info.unlink_info = &remotes;
     assert_ok(cox_kv_relay_link(from->relay, &request, 0, 1, NULL, test_err()));
-    cluster->local = handle;
+    cluster.local = handle;
 }
 
-static void ask_link(struct cluster *cluster, bool link)
+static void ask_link(bool link)
 {
-    ask_link_of(cluster, &cluster->a, &cluster->b, link);
+    ask_link_of(&cluster.a, &cluster.b, link);
 }
 
 /* All blocks, in an order that is not theirs. */
@@ -208,83 +208,96 @@ static void request_make(struct request *request, const int64_t *sequences, size
     }
 }
 
-static void pull_all(struct cluster *cluster, const int64_t *sequences, size_t count,
-                     uint64_t timeout_ms)
+static void request_pull(const struct request *request, uint64_t deadline_ns)
 {
-    struct request request;
-    request_make(&request, sequences, count);
-    cox_kv_relay_expect(cluster->a.relay, &request.message, 0, 1);
-    cox_kv_relay_pull(cluster->a.relay, &request.message, 0, 1, cox_deadline_after_ms(timeout_ms));
+    cox_kv_relay_expect(cluster.a.relay, &request->message, 0, 1);
+    cox_kv_relay_pull(cluster.a.relay, &request->message, 0, 1, deadline_ns);
 }
 
-/* Without a deadline: something else has to end it. */
-static void pull_for_ever(struct cluster *cluster)
+static void pull_until(uint64_t deadline_ns)
 {
     struct request request;
-    request_make(&request, &cluster->sequence, 1);
-    cox_kv_relay_expect(cluster->a.relay, &request.message, 0, 1);
-    cox_kv_relay_pull(cluster->a.relay, &request.message, 0, 1, COX_DEADLINE_NEVER);
+    request_make(&request, &cluster.sequence, 1);
+    request_pull(&request, deadline_ns);
 }
 
-static void pull(struct cluster *cluster, uint64_t timeout_ms)
+static void pull(void)
 {
-    pull_all(cluster, &cluster->sequence, 1, timeout_ms);
+    pull_until(cox_deadline_after_ms(PATIENCE_MS));
 }
 
 /* As a rank of node a would pull it. */
-static int local_copy(const struct cluster *cluster, const struct cox_kv_view *view, uint32_t block)
+static int local_copy(const struct cox_kv_view *view, uint32_t block)
 {
     static uint8_t copied[BLOCK_SIZE], expected[BLOCK_SIZE];
-    int r = cox_kv_view_copy(view, block, cox_kv_generation_of(cluster->sequence), copied, NULL);
+    int r = cox_kv_view_copy(view, block, cox_kv_generation_of(cluster.sequence), copied, NULL);
     block_fill(expected, block);
     if (r == 0 && memcmp(copied, expected, BLOCK_SIZE))
         fail_msg("block %" PRIu32 " has other bytes", block);
     return r;
 }
 
-/* As a link would attach it. */
-static struct cox_kv_view *local_view(const struct cluster *cluster)
+TEST_OWNED(cox_kv_view_free)
+
+/* As a link would attach it; the test's own. */
+static struct cox_kv_view *local_view(void)
 {
     struct cox_kv_view *view = NULL;
     int fd;
-    assert_ok(cox_handle_open(&cluster->local, NULL, cox_deadline_after_ms(PATIENCE_MS), &fd,
-                              test_err()));
+    assert_ok(
+        cox_handle_open(&cluster.local, NULL, cox_deadline_after_ms(PATIENCE_MS), &fd, test_err()));
     assert_ok(cox_kv_view_attach(fd, &view, test_err()));
     close(fd);
-    return view;
+    return test_own(view, cox_kv_view_free_owned);
 }
 
 /* How many of the blocks have come; the others must be unused. */
-static uint32_t local_count(const struct cluster *cluster)
+static uint32_t local_count(void)
 {
-    struct cox_kv_view *view = local_view(cluster);
+    struct cox_kv_view *view = local_view();
     uint32_t count = 0;
     for (uint32_t b = 0; b < BLOCK_COUNT; b++) {
-        const int r = local_copy(cluster, view, b);
+        const int r = local_copy(view, b);
         assert_true(r == 0 || r == COX_STALE);
         count += r == 0;
     }
-    cox_kv_view_free(view);
+    test_release(view);
     return count;
+}
+
+/* What node a has said, and how many blocks it has got. */
+static void check_pulled(const char *said, uint32_t count)
+{
+    if (said[0])
+        assert_contains(cluster.a.said, said);
+    else
+        assert_string_equal(cluster.a.said, "");
+    assert_int_equal(local_count(), count);
+}
+
+/* None has come, nor is awaited. */
+static void check_given_up(const struct cox_kv_view *view)
+{
+    for (uint32_t b = 0; b < BLOCK_COUNT; b++)
+        assert_int_equal(local_copy(view, b), COX_STALE);
 }
 
 static int set_up(void **state)
 {
-    static struct cluster cluster;
+    (void)state;
     cluster = (struct cluster){.pool_count = BLOCK_COUNT};
     node_start(&cluster.a, "first", "node-a", "127.0.0.1");
     node_start(&cluster.b, GROUP, "node-b", "127.0.0.2");
     node_start(&cluster.c, "third", "node-c", "127.0.0.3");
-    blocks_make(&cluster);
-    ask_link(&cluster, true);
-    *state = &cluster;
+    blocks_make();
+    ask_link(true);
     return 0;
 }
 
 static int tear_down(void **state)
 {
-    struct cluster *cluster = *state;
-    struct node *nodes[] = {&cluster->a, &cluster->b, &cluster->c};
+    (void)state;
+    struct node *nodes[] = {&cluster.a, &cluster.b, &cluster.c};
     for (int i = 0; i < 3; i++) {
         if (nodes[i]->direct)
             cox_direct_end(nodes[i]->direct);
@@ -293,90 +306,78 @@ static int tear_down(void **state)
     }
     for (int i = 0; i < 3; i++)
         cox_kv_relay_free(nodes[i]->relay);
-    cox_exporter_free(cluster->exporter);
-    cox_kv_blocks_free(cluster->blocks);
+    cox_exporter_free(cluster.exporter);
+    cox_kv_blocks_free(cluster.blocks);
     return 0;
 }
 
+#define RELAY_TEST(name) TEST_WITH(name, set_up, tear_down)
+
 /* ---- tests ---- */
 
-TEST_WITH(blocks_come_in_pieces, set_up, tear_down)
+RELAY_TEST(blocks_come_in_pieces)
 {
-    struct cluster *cluster = *state;
-    assert_int_equal(local_count(cluster), 0);
-    pull(cluster, PATIENCE_MS);
-    assert_string_equal(cluster->a.said, "");
-    assert_int_equal(local_count(cluster), BLOCK_COUNT);
-    pull(cluster, PATIENCE_MS);
-    assert_int_equal(local_count(cluster), BLOCK_COUNT);
+    assert_int_equal(local_count(), 0);
+    pull();
+    check_pulled("", BLOCK_COUNT);
+    pull();
+    assert_int_equal(local_count(), BLOCK_COUNT);
 }
 
-TEST_WITH(a_stale_block_is_unused_and_the_others_come, set_up, tear_down)
+RELAY_TEST(a_stale_block_is_unused_and_the_others_come)
 {
-    struct cluster *cluster = *state;
-    pull(cluster, PATIENCE_MS);
-    cox_kv_blocks_take(cluster->blocks, 0);
-    cox_kv_blocks_take(cluster->blocks, 11);
-    cox_kv_blocks_give(cluster->blocks, 11, SEQUENCE + 1);
-    pull(cluster, PATIENCE_MS);
-    assert_string_equal(cluster->a.said, "");
-    assert_int_equal(local_count(cluster), BLOCK_COUNT - 2);
+    pull();
+    cox_kv_blocks_take(cluster.blocks, 0);
+    cox_kv_blocks_take(cluster.blocks, 11);
+    cox_kv_blocks_give(cluster.blocks, 11, SEQUENCE + 1);
+    pull();
+    check_pulled("", BLOCK_COUNT - 2);
 }
 
-TEST_WITH(pulls_of_one_request_may_share_blocks, set_up, tear_down)
+RELAY_TEST(pulls_of_one_request_may_share_blocks)
 {
     static const int64_t sequences[][2] = {
         {SEQUENCE, SEQUENCE}, {SEQUENCE, SEQUENCE + 1}, {SEQUENCE + 1, SEQUENCE}};
-    struct cluster *cluster = *state;
+    struct request request;
     for (size_t i = 0; i < sizeof sequences / sizeof sequences[0]; i++) {
-        pull_all(cluster, sequences[i], 2, PATIENCE_MS);
-        assert_string_equal(cluster->a.said, "");
-        assert_int_equal(local_count(cluster), BLOCK_COUNT);
+        request_make(&request, sequences[i], 2);
+        request_pull(&request, cox_deadline_after_ms(PATIENCE_MS));
+        check_pulled("", BLOCK_COUNT);
     }
 }
 
 /* A pull of any sequence leaves nothing that a pull of one takes for its own. */
-TEST_WITH(a_pull_of_any_sequence_is_of_none, set_up, tear_down)
+RELAY_TEST(a_pull_of_any_sequence_is_of_none)
 {
     static const int64_t sequences[] = {0, 1};
-    struct cluster *cluster = *state;
     struct request request;
-    struct cox_kv_view *view = local_view(cluster);
+    struct cox_kv_view *view = local_view();
     uint8_t bytes[BLOCK_SIZE];
     request_make(&request, sequences, 2);
     request.infos[0].has_src_sequence = 0;
-    cox_kv_relay_expect(cluster->a.relay, &request.message, 0, 1);
-    cox_kv_relay_pull(cluster->a.relay, &request.message, 0, 1, cox_deadline_after_ms(PATIENCE_MS));
+    request_pull(&request, cox_deadline_after_ms(PATIENCE_MS));
     for (uint32_t b = 0; b < BLOCK_COUNT; b++) {
         assert_int_equal(cox_kv_view_copy(view, b, cox_kv_generation_of(1), bytes, NULL),
                          COX_STALE);
         assert_int_equal(cox_kv_view_copy(view, b, COX_KV_UNUSED, bytes, NULL), 0);
     }
     /* Nor does it take what a pull of one sequence has. */
-    request_make(&request, &cluster->sequence, 1);
+    request_make(&request, &cluster.sequence, 1);
     request.infos[1] = request.infos[0];
     request.infos[1].has_src_sequence = 0;
     request.pointers[1] = &request.infos[1];
     request.message.n_pull_kv_infos = 2;
-    cox_kv_relay_expect(cluster->a.relay, &request.message, 0, 1);
-    cox_kv_relay_pull(cluster->a.relay, &request.message, 0, 1, cox_deadline_after_ms(PATIENCE_MS));
-    assert_int_equal(local_count(cluster), BLOCK_COUNT);
-    cox_kv_view_free(view);
+    request_pull(&request, cox_deadline_after_ms(PATIENCE_MS));
+    assert_int_equal(local_count(), BLOCK_COUNT);
 }
-
-struct mutual {
-    struct cluster *cluster;
-    struct node *node;
-};
 
 static void *mutual_main(void *context)
 {
     enum { COUNT = 1500 }; /* more bytes than the buffers of a connection hold */
-    const struct mutual *mutual = context;
-    struct cox_kv_relay *relay = mutual->node->relay;
+    struct cox_kv_relay *relay = context;
     struct request request;
     int64_t *numbers = calloc(COUNT, sizeof *numbers);
-    request_make(&request, &mutual->cluster->sequence, 1);
+    request_make(&request, &cluster.sequence, 1);
     for (uint32_t i = 0; i < COUNT; i++)
         numbers[i] = block_at(i);
     request.table =
@@ -389,127 +390,111 @@ static void *mutual_main(void *context)
     return NULL;
 }
 
-TEST_WITH(two_nodes_pull_from_each_other, set_up, tear_down)
+RELAY_TEST(two_nodes_pull_from_each_other)
 {
-    struct cluster *cluster = *state;
-    struct mutual a = {cluster, &cluster->a}, b = {cluster, &cluster->b};
-    const struct cox_handle local = cluster->local;
+    const struct cox_handle local = cluster.local;
     pthread_t thread;
-    ask_link_of(cluster, &cluster->b, &cluster->a, true);
-    assert_int_equal(pthread_create(&thread, NULL, mutual_main, &b), 0);
-    mutual_main(&a);
+    ask_link_of(&cluster.b, &cluster.a, true);
+    assert_int_equal(pthread_create(&thread, NULL, mutual_main, cluster.b.relay), 0);
+    mutual_main(cluster.a.relay);
     pthread_join(thread, NULL);
-    assert_string_equal(cluster->a.said, "");
-    assert_string_equal(cluster->b.said, "");
-    assert_int_equal(local_count(cluster), BLOCK_COUNT);
-    cluster->local = local;
-    assert_int_equal(local_count(cluster), BLOCK_COUNT);
+    assert_string_equal(cluster.a.said, "");
+    assert_string_equal(cluster.b.said, "");
+    assert_int_equal(local_count(), BLOCK_COUNT);
+    cluster.local = local;
+    assert_int_equal(local_count(), BLOCK_COUNT);
 }
 
 /* A rank may have more than the link has said, and the request may name them. */
-TEST_WITH(a_block_that_the_link_has_not_moves_no_other, set_up, tear_down)
+RELAY_TEST(a_block_that_the_link_has_not_moves_no_other)
 {
-    struct cluster *cluster = *state;
-    cluster->pool_count = BLOCK_COUNT - 10;
-    ask_link(cluster, true);
-    pull(cluster, PATIENCE_MS);
-    struct cox_kv_view *view = local_view(cluster);
+    cluster.pool_count = BLOCK_COUNT - 10;
+    ask_link(true);
+    pull();
+    struct cox_kv_view *view = local_view();
     for (uint32_t b = 0; b < BLOCK_COUNT; b++)
-        assert_int_equal(local_copy(cluster, view, b), b < cluster->pool_count ? 0 : COX_INVALID);
-    cox_kv_view_free(view);
+        assert_int_equal(local_copy(view, b), b < cluster.pool_count ? 0 : COX_INVALID);
 }
 
 /* Its memory is not kept, nor served. */
-TEST_WITH(a_rank_that_has_gone_is_forgotten, set_up, tear_down)
+RELAY_TEST(a_rank_that_has_gone_is_forgotten)
 {
-    struct cluster *cluster = *state;
-    const struct cox_handle first = cluster->remote;
-    pull(cluster, PATIENCE_MS);
-    assert_int_equal(local_count(cluster), BLOCK_COUNT);
-    cluster->b.rank = 1; /* the process is a rank no more */
-    assert_int_equal(cox_exporter_export(cluster->exporter, cox_kv_blocks_info(cluster->blocks).fd,
-                                         0, 0, &cluster->remote, NULL),
+    const struct cox_handle first = cluster.remote;
+    pull();
+    assert_int_equal(local_count(), BLOCK_COUNT);
+    cluster.b.rank = 1; /* the process is a rank no more */
+    assert_int_equal(cox_exporter_export(cluster.exporter, cox_kv_blocks_info(cluster.blocks).fd, 0,
+                                         0, &cluster.remote, NULL),
                      0);
     for (int i = 0; i < 2; i++) { /* the next one is not there, and then the first one neither */
-        ask_link(cluster, true);
-        pull(cluster, PATIENCE_MS);
-        assert_contains(cluster->a.said, "refuses");
-        assert_int_equal(local_count(cluster), 0);
-        cluster->remote = first;
-        cluster->a.said[0] = '\0';
+        ask_link(true);
+        pull();
+        check_pulled("refuses", 0);
+        cluster.remote = first;
+        cluster.a.said[0] = '\0';
     }
 }
 
 /* Of ranks that had no room for it, or were replaced. */
-TEST_WITH(a_link_that_comes_again_ends_no_pull, set_up, tear_down)
+RELAY_TEST(a_link_that_comes_again_ends_no_pull)
 {
-    struct cluster *cluster = *state;
-    const struct cox_handle local = cluster->local;
-    pull(cluster, PATIENCE_MS);
-    ask_link(cluster, true);
-    assert_memory_equal(&cluster->local, &local, sizeof local);
-    assert_int_equal(local_count(cluster), BLOCK_COUNT);
-    cox_kv_relay_unlink(cluster->a.relay);
-    ask_link(cluster, true);
-    assert_memory_not_equal(&cluster->local, &local, sizeof local);
-    assert_int_equal(local_count(cluster), 0);
+    const struct cox_handle local = cluster.local;
+    pull();
+    ask_link(true);
+    assert_memory_equal(&cluster.local, &local, sizeof local);
+    assert_int_equal(local_count(), BLOCK_COUNT);
+    cox_kv_relay_unlink(cluster.a.relay);
+    ask_link(true);
+    assert_memory_not_equal(&cluster.local, &local, sizeof local);
+    assert_int_equal(local_count(), 0);
 }
 
 /* More than one fetch may have. */
-TEST_WITH(long_tables_are_pulled_whole, set_up, tear_down)
+RELAY_TEST(long_tables_are_pulled_whole)
 {
     enum { COUNT = 66000 };
-    struct cluster *cluster = *state;
     struct request request;
     int64_t *numbers = calloc(COUNT, sizeof *numbers);
-    request_make(&request, &cluster->sequence, 1);
+    request_make(&request, &cluster.sequence, 1);
     for (uint32_t i = 0; i < COUNT; i++) /* none exists but the last */
         numbers[i] = i < COUNT - 1 ? BLOCK_COUNT + i : 3;
     request.table =
         (ProtobufCBinaryData){.data = (uint8_t *)numbers, .len = COUNT * sizeof *numbers};
-    cox_kv_relay_expect(cluster->a.relay, &request.message, 0, 1);
-    cox_kv_relay_pull(cluster->a.relay, &request.message, 0, 1, cox_deadline_after_ms(PATIENCE_MS));
-    assert_string_equal(cluster->a.said, "");
-    assert_int_equal(local_count(cluster), 1);
+    request_pull(&request, cox_deadline_after_ms(PATIENCE_MS));
+    check_pulled("", 1);
     free(numbers);
 }
 
-TEST_WITH(what_is_not_passed_on_is_given_up, set_up, tear_down)
+RELAY_TEST(what_is_not_passed_on_is_given_up)
 {
-    struct cluster *cluster = *state;
     struct request request;
-    struct cox_kv_view *view = local_view(cluster);
-    request_make(&request, &cluster->sequence, 1);
-    cox_kv_relay_expect(cluster->a.relay, &request.message, 0, 1);
+    struct cox_kv_view *view = local_view();
+    request_make(&request, &cluster.sequence, 1);
+    cox_kv_relay_expect(cluster.a.relay, &request.message, 0, 1);
     for (uint32_t b = 0; b < BLOCK_COUNT; b++)
-        assert_int_equal(local_copy(cluster, view, b), COX_EMPTY);
-    cox_kv_relay_give_up(cluster->a.relay, &request.message, 0, 1);
-    assert_int_equal(local_count(cluster), 0);
-    cox_kv_view_free(view);
+        assert_int_equal(local_copy(view, b), COX_EMPTY);
+    cox_kv_relay_give_up(cluster.a.relay, &request.message, 0, 1);
+    assert_int_equal(local_count(), 0);
 }
 
-TEST_WITH(a_sequence_may_have_any_number, set_up, tear_down)
+RELAY_TEST(a_sequence_may_have_any_number)
 {
     static const int64_t sequences[] = {0, -1, INT64_MIN, INT64_MAX};
-    struct cluster *cluster = *state;
     for (size_t i = 0; i < sizeof sequences / sizeof sequences[0]; i++) {
-        blocks_give(cluster, sequences[i]);
-        pull(cluster, PATIENCE_MS);
-        assert_int_equal(local_count(cluster), BLOCK_COUNT);
+        blocks_give(sequences[i]);
+        pull();
+        assert_int_equal(local_count(), BLOCK_COUNT);
     }
 }
 
-TEST_WITH(memory_of_another_process_is_refused, set_up, tear_down)
+RELAY_TEST(memory_of_another_process_is_refused)
 {
-    struct cluster *cluster = *state;
-    cluster->b.rank = 1;
-    pull(cluster, PATIENCE_MS);
-    assert_contains(cluster->a.said, "refuses");
-    assert_int_equal(local_count(cluster), 0);
+    cluster.b.rank = 1;
+    pull();
+    check_pulled("refuses", 0);
 }
 
 struct reply {
-    struct cluster *cluster;
     struct node *from;
     struct piece piece;
     /* behind it: a status and a block, both zero, if all of it is sent */
@@ -521,23 +506,22 @@ struct reply {
 static void *reply_main(void *context)
 {
     struct reply *reply = context;
-    struct cluster *cluster = reply->cluster;
     uint64_t id;
-    while ((id = atomic_load(&cluster->b.asked)) == 0)
+    while ((id = atomic_load(&cluster.b.asked)) == 0)
         usleep(1000);
     if (reply->does == UNLINKS)
-        ask_link(cluster, false);
+        ask_link(false);
     if (reply->does == CANCELS)
-        cox_kv_relay_cancel(cluster->a.relay);
+        cox_kv_relay_cancel(cluster.a.relay);
     if (reply->does == DIES)
-        cluster->b.direct = cox_direct_close(cluster->b.direct);
+        cluster.b.direct = cox_direct_close(cluster.b.direct);
     if (reply->does != SENDS)
         return NULL;
     reply->piece.id = id;
     static uint8_t body[BODY_SIZE];
     const struct iovec parts[] = {{.iov_base = &reply->piece, .iov_len = sizeof reply->piece},
                                   {.iov_base = body, .iov_len = reply->body_size}};
-    assert_int_equal(cox_direct_send(reply->from->direct, "node-a", cluster->a.address,
+    assert_int_equal(cox_direct_send(reply->from->direct, "node-a", cluster.a.address,
                                      COX_DIRECT_BLOCKS, parts, 2,
                                      cox_deadline_after_ms(PATIENCE_MS), NULL),
                      0);
@@ -545,106 +529,84 @@ static void *reply_main(void *context)
 }
 
 /* Returns how long the pull took. */
-static uint64_t pull_with(struct cluster *cluster, struct reply *reply, uint64_t timeout_ms)
+static uint64_t pull_with(struct reply *reply, uint64_t timeout_ms)
 {
     pthread_t thread;
     const uint64_t start_ns = cox_now_ns();
-    reply->cluster = cluster;
-    cluster->b.mute = true;
+    cluster.b.mute = true;
     assert_int_equal(pthread_create(&thread, NULL, reply_main, reply), 0);
-    pull(cluster, timeout_ms);
+    pull_until(cox_deadline_after_ms(timeout_ms));
     pthread_join(thread, NULL);
     return (cox_now_ns() - start_ns) / COX_NSEC_PER_MSEC;
 }
 
-TEST_WITH(only_the_node_that_was_asked_answers, set_up, tear_down)
+RELAY_TEST(only_the_node_that_was_asked_answers)
 {
-    struct cluster *cluster = *state;
-    struct reply reply = {.from = &cluster->c, .piece = {.status = COX_DENIED}};
-    assert_true(pull_with(cluster, &reply, SHORT_MS) >= SHORT_MS);
-    assert_contains(cluster->a.said, "in time");
-    assert_int_equal(local_count(cluster), 0);
+    struct reply reply = {.from = &cluster.c, .piece = {.status = COX_DENIED}};
+    assert_true(pull_with(&reply, SHORT_MS) >= SHORT_MS);
+    check_pulled("in time", 0);
 }
 
-TEST_WITH(a_piece_out_of_its_place_ends_the_pull, set_up, tear_down)
+RELAY_TEST(a_piece_out_of_its_place_or_cut_off_ends_the_pull)
 {
-    struct cluster *cluster = *state;
-    struct reply reply = {
-        .from = &cluster->b,
-        .piece = {.first = 1, .count = 1, .block_size = BLOCK_SIZE},
-        .body_size = BODY_SIZE,
-    };
-    assert_true(pull_with(cluster, &reply, PATIENCE_MS) < PATIENCE_MS);
-    assert_contains(cluster->a.said, "refuses");
-    assert_int_equal(local_count(cluster), 0);
+    for (uint32_t cut = 0; cut < 2; cut++) {
+        struct reply reply = {
+            .from = &cluster.b,
+            .piece = {.first = !cut, .count = 1, .block_size = BLOCK_SIZE},
+            .body_size = BODY_SIZE - cut,
+        };
+        assert_true(pull_with(&reply, PATIENCE_MS) < PATIENCE_MS);
+        check_pulled("refuses", 0);
+        cluster.a.said[0] = '\0';
+        atomic_store(&cluster.b.asked, 0);
+    }
 }
 
-TEST_WITH(a_piece_that_is_cut_off_ends_the_pull, set_up, tear_down)
+RELAY_TEST(an_unlink_ends_the_pull)
 {
-    struct cluster *cluster = *state;
-    struct reply reply = {
-        .from = &cluster->b,
-        .piece = {.first = 0, .count = 1, .block_size = BLOCK_SIZE},
-        .body_size = BODY_SIZE - 1,
-    };
-    assert_true(pull_with(cluster, &reply, PATIENCE_MS) < PATIENCE_MS);
-    assert_contains(cluster->a.said, "refuses");
-    assert_int_equal(local_count(cluster), 0);
-}
-
-TEST_WITH(an_unlink_ends_the_pull, set_up, tear_down)
-{
-    struct cluster *cluster = *state;
     struct reply reply = {.does = UNLINKS};
-    struct cox_kv_view *view = local_view(cluster);
-    assert_true(pull_with(cluster, &reply, PATIENCE_MS) < PATIENCE_MS);
+    struct cox_kv_view *view = local_view();
+    assert_true(pull_with(&reply, PATIENCE_MS) < PATIENCE_MS);
     /* And the wait of a rank that pulls from it. */
-    for (uint32_t b = 0; b < BLOCK_COUNT; b++)
-        assert_int_equal(local_copy(cluster, view, b), COX_STALE);
-    cox_kv_view_free(view);
+    check_given_up(view);
 }
 
-static void expect_end(struct cluster *cluster, struct reply *reply)
+static void expect_end(struct reply *reply)
 {
-    struct cox_kv_view *view = local_view(cluster);
+    struct cox_kv_view *view = local_view();
     pthread_t thread;
-    reply->cluster = cluster;
-    cluster->b.mute = true;
+    cluster.b.mute = true;
     assert_int_equal(pthread_create(&thread, NULL, reply_main, reply), 0);
-    pull_for_ever(cluster);
+    pull_until(COX_DEADLINE_NEVER);
     pthread_join(thread, NULL);
-    for (uint32_t b = 0; b < BLOCK_COUNT; b++)
-        assert_int_equal(local_copy(cluster, view, b), COX_STALE);
-    cox_kv_view_free(view);
+    check_given_up(view);
 }
 
-TEST_WITH(a_cancel_ends_the_pull, set_up, tear_down)
+RELAY_TEST(a_cancel_ends_the_pull)
 {
-    struct cluster *cluster = *state;
     struct reply reply = {.does = CANCELS};
-    expect_end(cluster, &reply);
-    assert_string_equal(cluster->a.said, "");
+    expect_end(&reply);
+    assert_string_equal(cluster.a.said, "");
     /* And that one alone. */
-    cluster->b.mute = false;
-    pull(cluster, PATIENCE_MS);
-    assert_int_equal(local_count(cluster), BLOCK_COUNT);
+    cluster.b.mute = false;
+    pull();
+    assert_int_equal(local_count(), BLOCK_COUNT);
 }
 
 /* Once the fetch has a connection. */
 static void *stop_main(void *context)
 {
-    struct cluster *cluster = context;
-    struct pollfd p = {.fd = cluster->silent_fd, .events = POLLIN};
+    (void)context;
+    struct pollfd p = {.fd = cluster.silent_fd, .events = POLLIN};
     while (poll(&p, 1, -1) != 1)
         continue;
-    cox_kv_relay_stop(cluster->a.relay);
+    cox_kv_relay_stop(cluster.a.relay);
     return NULL;
 }
 
 /* The other agent's machine accepts connections, and the agent reads none. */
-TEST_WITH(a_stop_ends_a_fetch_that_is_not_taken, set_up, tear_down)
+RELAY_TEST(a_stop_ends_a_fetch_that_is_not_taken)
 {
-    struct cluster *cluster = *state;
     struct sockaddr_in address = {.sin_family = AF_INET,
                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK + 3)};
     socklen_t size = sizeof address;
@@ -652,74 +614,68 @@ TEST_WITH(a_stop_ends_a_fetch_that_is_not_taken, set_up, tear_down)
     pthread_t thread;
     assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
                 listen(fd, 4) == 0 && getsockname(fd, (struct sockaddr *)&address, &size) == 0);
-    snprintf(cluster->b.address, sizeof cluster->b.address, "127.0.0.4:%u",
-             ntohs(address.sin_port));
-    ask_link(cluster, true);
-    cluster->silent_fd = fd;
-    assert_int_equal(pthread_create(&thread, NULL, stop_main, cluster), 0);
-    pull(cluster, PATIENCE_MS);
+    snprintf(cluster.b.address, sizeof cluster.b.address, "127.0.0.4:%u", ntohs(address.sin_port));
+    ask_link(true);
+    cluster.silent_fd = fd;
+    assert_int_equal(pthread_create(&thread, NULL, stop_main, NULL), 0);
+    pull();
     pthread_join(thread, NULL);
-    pull(cluster, PATIENCE_MS); /* nor does another one begin */
-    assert_int_equal(local_count(cluster), 0);
-    assert_string_equal(cluster->a.said, ""); /* not that it was not taken in time */
+    pull(); /* nor does another one begin */
+    assert_int_equal(local_count(), 0);
+    assert_string_equal(cluster.a.said, ""); /* not that it was not taken in time */
     close(fd);
 }
 
-TEST_WITH(the_death_of_the_other_agent_ends_the_pull, set_up, tear_down)
+RELAY_TEST(the_death_of_the_other_agent_ends_the_pull)
 {
-    struct cluster *cluster = *state;
     struct reply reply = {.does = DIES};
-    expect_end(cluster, &reply);
-    assert_contains(cluster->a.said, "the agent of node b has died");
+    expect_end(&reply);
+    assert_contains(cluster.a.said, "the agent of node b has died");
 }
 
 /* Of which the request may have no deadline. */
-TEST_WITH(the_end_of_a_lease_ends_the_pull, set_up, tear_down)
+RELAY_TEST(the_end_of_a_lease_ends_the_pull)
 {
-    struct cluster *cluster = *state;
     struct request request;
-    cluster->b.mute = true;
+    cluster.b.mute = true;
     for (int i = 0; i < 2; i++) {
-        request_make(&request, &cluster->sequence, 1);
+        request_make(&request, &cluster.sequence, 1);
         *(i ? &request.infos[0].lease_ns : &request.infos[0].deadline_ns) =
             cox_deadline_after_ms(SHORT_MS);
-        cox_kv_relay_expect(cluster->a.relay, &request.message, 0, 1);
-        cox_kv_relay_pull(cluster->a.relay, &request.message, 0, 1, COX_DEADLINE_NEVER);
-        assert_contains(cluster->a.said, "in time");
-        cluster->a.said[0] = '\0';
+        request_pull(&request, COX_DEADLINE_NEVER);
+        assert_contains(cluster.a.said, "in time");
+        cluster.a.said[0] = '\0';
     }
 }
 
 static void *pull_main(void *context)
 {
-    pull(context, PATIENCE_MS);
+    (void)context;
+    pull();
     return NULL;
 }
 
-TEST_WITH(a_rank_copies_what_has_come_while_the_rest_comes, set_up, tear_down)
+RELAY_TEST(a_rank_copies_what_has_come_while_the_rest_comes)
 {
-    struct cluster *cluster = *state;
     struct reply reply = {
-        .cluster = cluster,
-        .from = &cluster->b,
+        .from = &cluster.b,
         .piece = {.first = 0, .count = 1, .block_size = BLOCK_SIZE},
         .body_size = BODY_SIZE,
     };
     const uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
-    struct cox_kv_view *view = local_view(cluster);
+    struct cox_kv_view *view = local_view();
     pthread_t thread;
     uint8_t bytes[BLOCK_SIZE];
-    cluster->b.mute = true;
-    assert_int_equal(pthread_create(&thread, NULL, pull_main, cluster), 0);
+    cluster.b.mute = true;
+    assert_int_equal(pthread_create(&thread, NULL, pull_main, NULL), 0);
     reply_main(&reply);
     assert_int_equal(cox_kv_view_await(view, block_at(0), deadline_ns), 0);
     assert_int_equal(
         cox_kv_view_copy(view, block_at(0), cox_kv_generation_of(SEQUENCE), bytes, NULL), 0);
-    assert_int_equal(local_copy(cluster, view, block_at(1)), COX_EMPTY);
+    assert_int_equal(local_copy(view, block_at(1)), COX_EMPTY);
     reply.piece.status = COX_DENIED; /* of the rest */
     reply_main(&reply);
     assert_int_equal(cox_kv_view_await(view, block_at(1), deadline_ns), 0);
-    assert_int_equal(local_copy(cluster, view, block_at(1)), COX_STALE);
+    assert_int_equal(local_copy(view, block_at(1)), COX_STALE);
     pthread_join(thread, NULL);
-    cox_kv_view_free(view);
 }
