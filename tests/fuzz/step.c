@@ -2,7 +2,6 @@
  */
 #include "fuzz.h"
 
-#include "channel/base/hash.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 #include "worker/sequences/table_private.h"

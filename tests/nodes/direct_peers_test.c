@@ -3,12 +3,6 @@
 #include "direct_world.h"
 
 #include <arpa/inet.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <openssl/err.h>
 #include <openssl/ssl.h>
@@ -129,8 +123,7 @@ static void *raw_client_main(void *argument)
 static void raw_tls_client_says(uint16_t port, const char *file, int version, const char *name)
 {
     struct raw_client client = {port, file, version, name};
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, raw_client_main, &client), 0);
+    pthread_t thread = test_thread(raw_client_main, &client);
     pthread_join(thread, NULL);
 }
 
@@ -420,8 +413,7 @@ BOX_TEST(machines_that_knock_keep_no_process_out)
 {
     struct cox_direct *b = node("node-b", "b", box);
     struct flood flood = {.port = cox_direct_port(b)};
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, flood_main, &flood), 0);
+    pthread_t thread = test_thread(flood_main, &flood);
     while (atomic_load(&flood.count) < 300)
         moment();
     for (uint32_t i = 0; i < 20; i++) {
@@ -519,8 +511,7 @@ BOX_TEST(a_later_connection_replaces_the_earlier_one_in_order)
     box_await(box, 1);
     struct cox_direct *again = node("node-a", "a", NULL);
     /* The first one's messages are not yet delivered. */
-    struct cox_error err = {0};
-    assert_int_equal(send_bytes(again, "node-b", port, 9, "third", 5, 200, &err), COX_TIMEOUT);
+    assert_int_equal(send_bytes(again, "node-b", port, 9, "third", 5, 200, NULL), COX_TIMEOUT);
     assert_int_equal(box_message_count(box), 1);
     box_hold(box, false);
     sends(again, "node-b", port, "fourth");

@@ -1,13 +1,6 @@
 #include "direct_world.h"
 
 #include <arpa/inet.h>
-#include <dirent.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <openssl/pem.h>
 #include <openssl/x509v3.h>
@@ -129,8 +122,7 @@ int certificates_make(void **state)
 {
     (void)state;
     /* ThreadSanitizer has a thread of its own, from the first on. */
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, nothing, NULL), 0);
+    pthread_t thread = test_thread(nothing, NULL);
     pthread_join(thread, NULL);
     snprintf(folder, sizeof folder, "/tmp/cox-direct-XXXXXX");
     assert_non_null(mkdtemp(folder));

@@ -9,8 +9,6 @@
 #include "nodes/direct/direct.h"
 #include "tests/lib/test.h"
 
-#include <pthread.h>
-
 #define PATIENCE_MS 30000
 #define MIB ((size_t)1 << 20)
 

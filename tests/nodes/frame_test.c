@@ -1,9 +1,6 @@
 /* The bytes of frames and answers (nodes/link/frame.h). */
 #include "link_world.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 /* ---- bytes ---- */
 
 PLAIN_TEST(frames_as_bytes)
@@ -106,11 +103,9 @@ PLAIN_TEST(answers_as_bytes)
     }
     /* Of all sizes but this. */
     for (size_t cut = 0; cut < size; cut++) {
-        uint8_t *exact = malloc(cut ? cut : 1);
-        assert_non_null(exact);
+        uint8_t *exact = test_own(malloc(cut ? cut : 1), free);
         memcpy(exact, bytes, cut);
         assert_int_equal(cox_answer_unpack(exact, cut, 4, 7, &again, &err), COX_CORRUPT);
-        free(exact);
     }
     bytes[size] = 0;
     err = (struct cox_error){0};

@@ -4,14 +4,6 @@
 #include "tests/lib/test.h"
 
 #include <arpa/inet.h>
-#include <inttypes.h>
-#include <poll.h>
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include <coxswain/handle.h>
 #include <coxswain/kv.h>
@@ -393,9 +385,8 @@ static void *mutual_main(void *context)
 RELAY_TEST(two_nodes_pull_from_each_other)
 {
     const struct cox_handle local = cluster.local;
-    pthread_t thread;
     ask_link_of(&cluster.b, &cluster.a, true);
-    assert_int_equal(pthread_create(&thread, NULL, mutual_main, cluster.b.relay), 0);
+    pthread_t thread = test_thread(mutual_main, cluster.b.relay);
     mutual_main(cluster.a.relay);
     pthread_join(thread, NULL);
     assert_string_equal(cluster.a.said, "");
@@ -454,7 +445,7 @@ RELAY_TEST(long_tables_are_pulled_whole)
 {
     enum { COUNT = 66000 };
     struct request request;
-    int64_t *numbers = calloc(COUNT, sizeof *numbers);
+    int64_t *numbers = test_own(calloc(COUNT, sizeof *numbers), free);
     request_make(&request, &cluster.sequence, 1);
     for (uint32_t i = 0; i < COUNT; i++) /* none exists but the last */
         numbers[i] = i < COUNT - 1 ? BLOCK_COUNT + i : 3;
@@ -462,7 +453,6 @@ RELAY_TEST(long_tables_are_pulled_whole)
         (ProtobufCBinaryData){.data = (uint8_t *)numbers, .len = COUNT * sizeof *numbers};
     request_pull(&request, cox_deadline_after_ms(PATIENCE_MS));
     check_pulled("", 1);
-    free(numbers);
 }
 
 RELAY_TEST(what_is_not_passed_on_is_given_up)
@@ -531,10 +521,9 @@ static void *reply_main(void *context)
 /* Returns how long the pull took. */
 static uint64_t pull_with(struct reply *reply, uint64_t timeout_ms)
 {
-    pthread_t thread;
     const uint64_t start_ns = cox_now_ns();
     cluster.b.mute = true;
-    assert_int_equal(pthread_create(&thread, NULL, reply_main, reply), 0);
+    pthread_t thread = test_thread(reply_main, reply);
     pull_until(cox_deadline_after_ms(timeout_ms));
     pthread_join(thread, NULL);
     return (cox_now_ns() - start_ns) / COX_NSEC_PER_MSEC;
@@ -574,9 +563,8 @@ RELAY_TEST(an_unlink_ends_the_pull)
 static void expect_end(struct reply *reply)
 {
     struct cox_kv_view *view = local_view();
-    pthread_t thread;
     cluster.b.mute = true;
-    assert_int_equal(pthread_create(&thread, NULL, reply_main, reply), 0);
+    pthread_t thread = test_thread(reply_main, reply);
     pull_until(COX_DEADLINE_NEVER);
     pthread_join(thread, NULL);
     check_given_up(view);
@@ -611,13 +599,12 @@ RELAY_TEST(a_stop_ends_a_fetch_that_is_not_taken)
                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK + 3)};
     socklen_t size = sizeof address;
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    pthread_t thread;
     assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
                 listen(fd, 4) == 0 && getsockname(fd, (struct sockaddr *)&address, &size) == 0);
     snprintf(cluster.b.address, sizeof cluster.b.address, "127.0.0.4:%u", ntohs(address.sin_port));
     ask_link(true);
     cluster.silent_fd = fd;
-    assert_int_equal(pthread_create(&thread, NULL, stop_main, NULL), 0);
+    pthread_t thread = test_thread(stop_main, NULL);
     pull();
     pthread_join(thread, NULL);
     pull(); /* nor does another one begin */
@@ -664,10 +651,9 @@ RELAY_TEST(a_rank_copies_what_has_come_while_the_rest_comes)
     };
     const uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
     struct cox_kv_view *view = local_view();
-    pthread_t thread;
     uint8_t bytes[BLOCK_SIZE];
     cluster.b.mute = true;
-    assert_int_equal(pthread_create(&thread, NULL, pull_main, NULL), 0);
+    pthread_t thread = test_thread(pull_main, NULL);
     reply_main(&reply);
     assert_int_equal(cox_kv_view_await(view, block_at(0), deadline_ns), 0);
     assert_int_equal(

@@ -9,8 +9,6 @@
 #include "nodes/message_limits.h"
 #include "nodes/nodes.h"
 
-#include <stdlib.h>
-
 TEST(messages_are_taken_from_whom_they_come)
 {
     static const struct {

@@ -8,10 +8,6 @@
 
 #include <coxswain/worker.h>
 
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdlib.h>
-
 #define ROUND_COUNT 8000
 /* Names that begin alike take longest to tell apart. */
 #define ALIKE                                                                                      \
@@ -71,8 +67,6 @@ PLAIN_TEST(m13_adapters_go_while_others_are_looked_for)
     char directory[FIXTURE_PATH_SIZE];
     const struct fixture_adapter kind = {.rank = 1, .modules = "q"};
     struct finder finder = {0};
-    struct cox_error err = {0};
-    pthread_t thread;
     fixture_directory_create(directory);
     fixture_write_adapter(directory, &config, &kind);
     assert_int_equal(cox_adapter_cache_new(0, &finder.adapters), 0);
@@ -82,11 +76,11 @@ PLAIN_TEST(m13_adapters_go_while_others_are_looked_for)
     load(finder.adapters, ALIKE "kept", directory);
     finder.kept = cox_adapter_cache_find(finder.adapters, ALIKE "kept");
     assert_non_null(finder.kept);
-    assert_int_equal(pthread_create(&thread, NULL, find_main, &finder), 0);
+    pthread_t thread = test_thread(find_main, &finder);
     while (atomic_load(&finder.count) == 0)
         ;
     for (int i = 0; i < ROUND_COUNT; i++) {
-        assert_int_equal(cox_adapter_cache_remove(finder.adapters, ALIKE "goes", &err), 0);
+        assert_ok(cox_adapter_cache_remove(finder.adapters, ALIKE "goes", test_err()));
         assert_int_equal(cox_adapter_cache_remove(finder.adapters, ALIKE "goes", NULL),
                          COX_NOT_FOUND);
         load(finder.adapters, ALIKE "goes", directory);

@@ -8,13 +8,6 @@
 #include "engine/compute/model.h"
 #include "tests/lib/test.h"
 
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #define LENGTH 21u
 #define BLOCK_COUNT 128u
 #define ROW_COUNT_MAX 12u

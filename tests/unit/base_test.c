@@ -1,13 +1,5 @@
 #include "channel/base/base_internal.h"
-#include "channel/base/idioms.h"
 #include "channel_fixture.h"
-
-#include <coxswain/base.h>
-
-#include <fcntl.h>
-#include <limits.h>
-#include <signal.h>
-#include <time.h>
 
 LEAK_TEST(every_status_has_a_text_of_its_own)
 {

@@ -4,8 +4,6 @@
  */
 #include "batcher_fixture.h"
 
-#include <string.h>
-
 #define STOP 99
 
 /* Two steps in flight. */

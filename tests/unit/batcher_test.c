@@ -4,9 +4,6 @@
  */
 #include "batcher_fixture.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #define BATCHER_TEST(name) BATCHER_TEST_WITH(name, 0)
 
 static void add(struct cox_batcher *batcher, uint32_t token_count, uint32_t new_count_max)

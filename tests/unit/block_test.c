@@ -8,13 +8,6 @@
 #include "model_fixture.h"
 #include "tests/lib/test.h"
 
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 static const struct cox_model_config small = {
     .hidden_size = 32,
     .intermediate_size = 48,

@@ -1,13 +1,6 @@
 #include "channel/base/cgroup.h"
 #include "tests/lib/test.h"
 
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 /* A folder that stands for /. */
 static char root[64];
 

@@ -4,21 +4,7 @@
 #include "coordinator/executor/core.h"
 #include "tests/lib/rights.h"
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <grp.h>
-#include <poll.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/mount.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <sys/syscall.h>
 #include <sys/time.h>
-#include <sys/wait.h>
 
 static bool own_shm;
 static int fds_before;
@@ -174,6 +160,12 @@ int child_status(pid_t pid)
     while (r < 0 && errno == EINTR);
     assert_int_equal(r, pid);
     return status;
+}
+
+void child_kill(pid_t pid)
+{
+    kill(pid, SIGKILL);
+    child_status(pid);
 }
 
 void child_join(pid_t pid)

@@ -9,14 +9,6 @@
 
 #include "tests/lib/test.h"
 
-#include <coxswain/base.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/types.h>
-#include <unistd.h>
-
 #define SHM "/dev/shm"
 
 /* For children, where a cmocka assertion would run the rest of the tests a second time. */
@@ -53,6 +45,8 @@ const char *test_object(const char *what);
 pid_t child_start(void (*fn)(void *context), void *context);
 /* Reaps it; returns the wait status. */
 int child_status(pid_t pid);
+/* Kills and reaps it. */
+void child_kill(pid_t pid);
 /* Asserts that it ended with 0. */
 void child_join(pid_t pid);
 /* Runs fn in a child and asserts that SIGABRT ended it. */

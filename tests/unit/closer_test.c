@@ -1,14 +1,7 @@
-#include "channel/base/idioms.h"
 #include "channel/base/thread.h"
 #include "channel/socket/closer.h"
 #include "channel/socket/socket.h"
 #include "channel_fixture.h"
-
-#include <dirent.h>
-#include <sched.h>
-#include <semaphore.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 /* What becomes of a thread that the closer wants. */
 static enum chance { STARTS, BEGINS_LATE, CANNOT_BE_MADE } threads;

@@ -2,10 +2,6 @@
 #include "engine/model/config.h"
 #include "tests/lib/test.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 static char directory[FIXTURE_PATH_SIZE];
 static char path[FIXTURE_PATH_SIZE + 32];
 
@@ -316,7 +312,7 @@ PLAIN_TEST(refuses_absurd_values_by_name)
 PLAIN_TEST(refuses_what_is_not_json)
 {
     struct cox_model_config config;
-    char *large = calloc(1, (size_t)2 << 20);
+    char *large = test_own(calloc(1, (size_t)2 << 20), free);
 
     assert_non_null(large);
     load_fails("rms_norm_eps", "NaN", COX_CORRUPT, "not valid JSON");
@@ -331,7 +327,6 @@ PLAIN_TEST(refuses_what_is_not_json)
     assert_int_equal(cox_model_config_load(path, &config, NULL), COX_TOO_LARGE);
     assert_int_equal(remove(path), 0);
     assert_int_equal(cox_model_config_load(path, &config, NULL), COX_NOT_FOUND);
-    free(large);
 }
 
 int main(void)

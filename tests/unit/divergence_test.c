@@ -4,8 +4,6 @@
 #include "proto/operation.h"
 #include "tests/lib/test.h"
 
-#include <string.h>
-
 #define RANK_COUNT 8
 #define DIGESTS_SIZE (1 + COX_DIGEST_COUNT)
 

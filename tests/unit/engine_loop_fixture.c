@@ -1,14 +1,9 @@
 #include "engine_loop_fixture.h"
 
-#include "channel/base/idioms.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 #include "tests/lib/test.h"
 #include "tests/lib/token_hash.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 int32_t model(const int32_t *tokens, uint32_t count)
 {

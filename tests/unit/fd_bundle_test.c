@@ -1,10 +1,5 @@
 #include "channel/shm/fd_bundle.h"
 
-#include <fcntl.h>
-#include <limits.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
-
 #include "channel_fixture.h"
 
 #define FIRST 300
@@ -34,9 +29,8 @@ static void fds_close(void)
 LEAK_TEST(what_is_handed_down_is_taken)
 {
     struct cox_fd_bundle bundle;
-    struct cox_error err = {0};
     fds_make(-1, -1);
-    assert_int_equal(cox_fd_bundle_take(&bundle, FIRST, COX_FD_BUNDLE_COUNT, &err), 0);
+    assert_ok(cox_fd_bundle_take(&bundle, FIRST, COX_FD_BUNDLE_COUNT, test_err()));
     for (int i = 0; i < COX_FD_BUNDLE_COUNT; i++) {
         assert_int_equal(bundle.fds[i], FIRST + i);
         assert_int_equal(fcntl(FIRST + i, F_GETFD), FD_CLOEXEC);

@@ -2,10 +2,6 @@
 #include "program/stacks/flight_recorder.h"
 #include "tests/lib/test.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 /* The caller frees it. */
 static char *lines_of(const char *dump)
 {
@@ -118,8 +114,7 @@ PLAIN_TEST(what_is_no_dump_is_said_to_be_none)
 
 PLAIN_TEST(the_last_ones_have_lines)
 {
-    char *dump = calloc(1, 200000);
-    assert_non_null(dump);
+    char *dump = test_own(calloc(1, 200000), free);
     strcpy(dump, "{\"entries\":[");
     for (int i = 1; i <= 1000; i++)
         sprintf(dump + strlen(dump),
@@ -132,5 +127,4 @@ PLAIN_TEST(the_last_ones_have_lines)
     assert_contains(lines, "  0 951 - ");
     assert_null(strstr(lines, "  0 950 - "));
     free(lines);
-    free(dump);
 }

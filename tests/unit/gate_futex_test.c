@@ -2,13 +2,6 @@
 #include "channel/attach/sealed/futex_gate.h"
 #include "channel/shm/gate.h"
 
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-
 #include "channel/base/futex.h"
 #include "channel_fixture.h"
 

@@ -1,13 +1,6 @@
 /* Replies in blocks, as they are taken. */
-#include <inttypes.h>
 #include <malloc.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/sysinfo.h>
-#include <unistd.h>
-
-#include <fcntl.h>
 
 #include "channel/memory/reply_memory.h"
 #include "coordinator/collector/gathering.h"
@@ -27,8 +20,7 @@ PLAIN_TEST(m4_b33_an_reply_larger_than_what_is_free_is_refused)
     struct cox_gathering gathering = {.rank_count = 1, .results = &result, .ranks = &rank};
     const struct cox_reply_limits reply_limits = {.size_max = UINT64_MAX};
     struct cox_large_payload_view view = {0};
-    int fd = memfd_create("answer", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    assert_true(fd >= 0);
+    int fd = test_own_fd(memfd_create("answer", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     assert_int_equal(ftruncate(fd, (off_t)size), 0);
     assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
     assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
@@ -41,7 +33,6 @@ PLAIN_TEST(m4_b33_an_reply_larger_than_what_is_free_is_refused)
     assert_contains(result.text, "available");
     assert_null(rank.block);
     cox_exporter_free(exporter);
-    close(fd);
 }
 
 static size_t bytes_in_use(void)

@@ -3,10 +3,6 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <grp.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 
 uint8_t object_byte(unsigned seed, uint64_t i)
 {

@@ -1,8 +1,6 @@
 #include "coordinator/process/last_errors.h"
 #include "tests/lib/test.h"
 
-#include <string.h>
-
 static struct cox_last_errors last_errors;
 
 PLAIN_TEST(p3_the_last_complaint_of_each_rank_is_kept)

@@ -2,9 +2,6 @@
 #include "coordinator/collector/stats.h"
 #include "tests/lib/test.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #define ROUND_COUNT 400
 #define VALUE_COUNT_MAX 3000
 

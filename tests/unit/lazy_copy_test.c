@@ -5,15 +5,6 @@
 
 #include <coxswain/coxswain.h>
 
-#include <errno.h>
-#include <inttypes.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #define PAGE ((size_t)4096)
 #define PAGES ((size_t)64)
 #define SIZE (PAGES * PAGE - 100)
@@ -245,8 +236,7 @@ TEST(a_copy_may_be_written_while_it_is_completed)
         pthread_barrier_t begin_both;
         pthread_barrier_init(&begin_both, NULL, 2);
         struct writer writer = {copy_of_file(), &begin_both};
-        pthread_t thread;
-        assert_int_equal(pthread_create(&thread, NULL, write_main, &writer), 0);
+        pthread_t thread = test_thread(write_main, &writer);
         pthread_barrier_wait(&begin_both);
         assert_int_equal(cox_lazy_copy_complete(writer.bytes), 0);
         pthread_join(thread, NULL);

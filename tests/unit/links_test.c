@@ -5,17 +5,7 @@
 #include "tests/lib/rights.h"
 #include "tests/lib/test.h"
 
-#include <coxswain/handle.h>
 #include <coxswain/kv.h>
-
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define PATIENCE_MS 30000
 

@@ -1,9 +1,6 @@
 #include "program/service/log_line.h"
 #include "tests/lib/test.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static void check(enum cox_log_format format, bool priority, int level, int64_t rank,
                   const char *text, const char *expected)
 {

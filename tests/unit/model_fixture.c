@@ -1,13 +1,7 @@
 #include "model_fixture.h"
 #include "tests/lib/test.h"
 
-#include <dirent.h>
 #include <math.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define TENSOR_NAME_SIZE 96
 #define HEADER_SIZE_MAX ((size_t)1 << 20)

@@ -1,13 +1,9 @@
 /* pause: whose signal it is, and the account of a callback that is left. What a pause does to
  * callbacks is in multi/pause. */
-#include <coxswain/base.h>
 
 #include "worker/loop/pause.h"
 #include "worker/loop/worker_internal.h"
 #include "tests/lib/test.h"
-
-#include <signal.h>
-#include <stdlib.h>
 
 static volatile sig_atomic_t plain_count, detailed_count;
 

@@ -7,12 +7,6 @@
 #include "engine_loop_fixture.h"
 #include "tests/lib/test.h"
 
-#include <poll.h>
-#include <string.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-#include <stdlib.h>
-
 #define PATIENCE_MS 30000
 #define PROMPT_MAX 12
 

@@ -1,20 +1,9 @@
 /* Waiting on several queues, and the queue lock. */
-#include "channel/base/idioms.h"
 #include "memory/queue/queue_internal.h"
 #include "memory/queue/queue_lock.h"
 #include "memory/queue/queue_set.h"
 #include "queue_fixture.h"
 #include "tests/lib/test.h"
-
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define QUEUE_COUNT 3
 #define PATIENCE_MS 20000
@@ -122,10 +111,9 @@ TEST(h14_membership_is_checked)
 {
     struct cox_queue_set *other;
     struct cox_subscriber *ready;
-    struct cox_error err = {0};
     assert_int_equal(cox_queue_set_new(&other), 0);
     assert_int_equal(cox_queue_set_wait(other, COX_DEADLINE_NEVER, &ready), COX_EMPTY);
-    assert_int_equal(cox_queue_set_add(other, subscribers[0], &err), COX_BUSY);
+    assert_int_equal(cox_queue_set_add(other, subscribers[0], NULL), COX_BUSY);
     cox_queue_set_remove(set, subscribers[0]);
     assert_int_equal(cox_queue_set_add(other, subscribers[0], NULL), 0);
     publish(0, 1);
@@ -138,7 +126,6 @@ TEST(h14_membership_is_checked)
     }
     assert_int_equal(cox_queue_set_add(other, subscribers[1], NULL), COX_BUSY);
     cox_queue_set_remove(set, subscribers[1]);
-    err = (struct cox_error){0};
     assert_refused(cox_queue_set_add(other, subscribers[1], test_err()), COX_FULL, "64");
     /* Blocks on all 64 futexes and that of the trigger. */
     take(subscribers[0], 1);
@@ -247,10 +234,9 @@ TEST(b36_two_sleepers_of_one_queue_are_both_woken)
     struct cox_subscriber *other = fixture_subscriber(queues[0], NULL, &host, 1, NULL, NULL);
     struct cox_subscriber *ready = NULL, *of_other = NULL;
     struct cox_queue_set *second;
-    pthread_t thread;
     assert_int_equal(cox_queue_set_new(&second), 0);
     assert_int_equal(cox_queue_set_add(second, other, NULL), 0);
-    assert_int_equal(pthread_create(&thread, NULL, thread_wait, &ready), 0);
+    pthread_t thread = test_thread(thread_wait, &ready);
     await_asleep();
     publish(0, 9);
     /* Now, while the thread may not have checked yet. */

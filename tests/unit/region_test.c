@@ -1,12 +1,5 @@
 #include "channel/shm/region.h"
 
-#include <fcntl.h>
-#include <inttypes.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-
 #include "channel_fixture.h"
 
 static const char *object_path(void)

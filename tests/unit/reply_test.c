@@ -2,7 +2,6 @@
 #include "channel/shm/reply.h"
 
 #include <endian.h>
-#include <signal.h>
 
 #include "channel/shm/state.h"
 #include "group_fixture.h"

@@ -10,12 +10,6 @@
 
 #include <coxswain/handle.h>
 
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #define PATIENCE_MS 60000
 
 static const struct cox_model_config small = {

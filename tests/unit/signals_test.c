@@ -1,10 +1,6 @@
 #include "program/cli/signals.h"
 #include "tests/lib/test.h"
 
-#include <sched.h>
-#include <stdatomic.h>
-#include <unistd.h>
-
 static bool taken(void *context, int number)
 {
     atomic_int *counts = context;

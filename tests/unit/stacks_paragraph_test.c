@@ -3,9 +3,6 @@
 #include "coordinator/stacks/paragraph.h"
 #include "tests/lib/test.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 /* One letter per rank: those with the same are at the same place. '-': its rank is not asked. */
 static void expect(const char *places, const char *text)
 {

@@ -8,9 +8,6 @@
 #include "proto/wire.h"
 #include "tests/lib/test.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 typedef Coxswain__ExecuteRequest Request;
 typedef Coxswain__ExecuteResponse Response;
 
@@ -410,8 +407,7 @@ PLAIN_TEST(a_frame_without_room_is_left_alone)
         const size_t size = protobuf_c_message_pack(messages[m], expected);
         size_t packed = SIZE_MAX, room = size;
         for (bool done = false; !done; room++) {
-            uint8_t *exact = malloc(room + 1);
-            assert_non_null(exact);
+            uint8_t *exact = test_own(malloc(room + 1), free);
             memset(exact, 0x5a, room + 1);
             done = pack(messages[m], exact, room, &packed);
             assert_int_equal(exact[room], 0x5a);
@@ -419,7 +415,6 @@ PLAIN_TEST(a_frame_without_room_is_left_alone)
                 assert_memory_equal(exact, expected, size);
             for (size_t i = 0; !done && i < room; i++)
                 assert_int_equal(exact[i], 0x5a);
-            free(exact);
         }
         assert_int_equal(packed, size);
     }

@@ -1,10 +1,7 @@
 /* table_digests: the digests that ranks compare after each step. */
-#include "channel/base/idioms.h"
 #include "proto/wire.h"
 #include "table_fixture.h"
 #include "table_model.h"
-
-#include <string.h>
 
 /* ---- digests of the steps ---- */
 

@@ -4,8 +4,6 @@
 #include "table_model.h"
 #include "tests/lib/allocations.h"
 
-#include <stdlib.h>
-
 /* ---- memory ---- */
 
 #define STEADY_ROW_COUNT 256

@@ -4,8 +4,6 @@
 #include "worker/sequences/table_private.h"
 #include "tests/lib/test.h"
 
-#include <string.h>
-
 static struct cox_sampling model_sampling(const SamplingParams *params)
 {
     struct cox_sampling s = {0, 1, 0, 1, 0};

@@ -3,9 +3,6 @@
 #include "table_fixture.h"
 #include "table_model.h"
 
-#include <stdio.h>
-#include <string.h>
-
 /* ---- the nested form ---- */
 
 TEST(s1_nested_groups_of_several_sequences)

@@ -7,10 +7,6 @@
 
 #include "proto/wire.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 /* Steps of each test. */
 #define RANDOM_STEP_COUNT 20000
 

@@ -5,7 +5,6 @@
 #include "table_model.h"
 
 #include <math.h>
-#include <stdatomic.h>
 
 /* ---- the packed form ---- */
 

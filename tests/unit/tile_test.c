@@ -3,15 +3,10 @@
  * any other rows. The test tile has the kernel that this processor gets, tile_baseline the one of
  * an x86-64 processor without AVX2.
  */
-#include "channel/base/idioms.h"
 #include "engine/compute/tile.h"
 #include "tests/lib/test.h"
 
-#include <coxswain/base.h>
-
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* Beside multiples of the kernel's 8 sums, 4 columns and 512 columns, and around them. */
 static const size_t outs[] = {1, 2, 3, 4, 5, 7, 8, 10, 12, 16, 44, 86, 176, 256};

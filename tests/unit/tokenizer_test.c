@@ -4,12 +4,6 @@
 #include "engine/model/tokenizer.h"
 #include "tests/lib/test.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #define MODEL COX_TEST_SOURCE_DIR "/models/sums"
 
 static char folder[] = "/tmp/cox_tokenizer_XXXXXX";

@@ -4,8 +4,6 @@
 #include "proto/control.pb-c.h"
 #include "tests/lib/test.h"
 
-#include <string.h>
-
 #define RANK_COUNT 3
 
 /* A group's status. */

@@ -4,8 +4,6 @@
 #include "worker/loop/torch_recorder.h"
 
 #include <dlfcn.h>
-#include <stdlib.h>
-#include <string.h>
 
 static void (*set)(size_t all, size_t active);
 static void (*hold)(bool hold);

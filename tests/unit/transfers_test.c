@@ -8,10 +8,6 @@
 #include "engine_loop_fixture.h"
 #include "tests/lib/test.h"
 
-#include <sched.h>
-#include <stdatomic.h>
-#include <stdlib.h>
-
 #define PULL_ERROR COXSWAIN__PDERROR_CODE__PD_PULL_KV_ERROR
 
 struct fixture {
@@ -622,10 +618,9 @@ static void do_something(struct chance *chance)
 FIXTURE_TEST(p9_m11_at_random_each_pull_ends_once_and_gives_its_blocks_back_once)
 {
     static struct chance chance;
-    pthread_t thread;
     f->executor->script.pull_submit = refuse_at_random;
     chance = (struct chance){.f = f, .seed = 3};
-    assert_int_equal(pthread_create(&thread, NULL, completer_main, &chance), 0);
+    pthread_t thread = test_thread(completer_main, &chance);
     const uint64_t until_ns = cox_deadline_after_ms(60000);
     while (chance.returned_count < RANDOM_COUNT && cox_now_ns() < until_ns)
         do_something(&chance);

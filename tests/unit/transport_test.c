@@ -4,9 +4,6 @@
 #include "coordinator/transport/transport.h"
 #include "tests/lib/test.h"
 
-#include <stdio.h>
-#include <unistd.h>
-
 #define RANK_COUNT 2u
 #define DEPTH 4u
 

@@ -4,10 +4,6 @@
 #include "proto/executor.pb-c.h"
 #include "tests/lib/test.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define LENGTH(array) (sizeof(array) / sizeof(array)[0])
 
 PLAIN_TEST(what_is_no_utf8_is_found)

@@ -1,9 +1,5 @@
 #include "wire_fixture.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 /* ---- messages with every field set ---- */
 
 size_t scalar_size(ProtobufCType type)

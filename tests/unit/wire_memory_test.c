@@ -2,9 +2,6 @@
 #include "wire_fixture.h"
 #include "tests/lib/allocations.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 /* ---- sizes ---- */
 
 ARENA_TEST(pack_that_does_not_fit_writes_nothing)

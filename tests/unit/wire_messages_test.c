@@ -2,9 +2,6 @@
  * bytes by hand from docs/wire.md. */
 #include "wire_fixture.h"
 
-#include <stdio.h>
-#include <string.h>
-
 /* ---- the fields of MindIE-LLM ---- */
 
 struct message_fields {
