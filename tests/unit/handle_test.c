@@ -1,22 +1,9 @@
 /* By-value handles in one process: the bytes, the exporter, the importer. */
-#include "channel/base/idioms.h"
-#include "channel/handle/handle_internal.h"
 #include "proto/executor.pb-c.h"
 #include "tests/lib/rights.h"
 #include "handle_fixture.h"
 
-#include <fcntl.h>
-#include <inttypes.h>
 #include <linux/memfd.h>
-#include <pthread.h>
-#include <signal.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 
 #define SIZE 20000
 
@@ -25,16 +12,17 @@ enum { KIND = 3, PID = 4, START = 8, SYSTEM = 16, FD = 24, DEV = 28, INO = 32, B
 enum { OFFSET = 48, GENERATION = 56, CRC = 60 };
 
 static struct cox_exporter *exporter;
+static struct cox_importer *importer;
 
 static int setup(void **state)
 {
     leak_setup(state);
-    exporter = NULL;
-    return cox_exporter_new(NULL, &exporter, NULL);
+    return cox_exporter_new(NULL, &exporter, NULL) || cox_importer_new(NULL, &importer, NULL);
 }
 
 static int teardown(void **state)
 {
+    importer = cox_importer_free(importer);
     exporter = cox_exporter_free(exporter);
     return leak_teardown(state);
 }
@@ -49,6 +37,28 @@ static struct cox_handle export_object(int fd, uint64_t offset, uint64_t size)
     if (r)
         fail_msg("export: %d %s", r, err.text);
     return handle;
+}
+
+static int object(unsigned seed)
+{
+    return test_own_fd(object_new(SIZE, seed));
+}
+
+/* A whole object, whose fd is closed. */
+static struct cox_handle exported(unsigned seed)
+{
+    const int fd = object_new(SIZE, seed);
+    const struct cox_handle handle = export_object(fd, 0, 0);
+    close(fd);
+    return handle;
+}
+
+static const struct cox_import *import_of(const struct cox_handle *handle,
+                                          enum cox_import_flags flags)
+{
+    const struct cox_import *import = NULL;
+    assert_ok(cox_importer_open(importer, handle, flags, &import, test_err()));
+    return import;
 }
 
 /* ---- bytes ---- */
@@ -80,7 +90,7 @@ HANDLE_TEST(l1_l2_a_handle_has_these_64_bytes)
     struct stat st;
     struct cox_peer self = COX_PEER_NONE;
     struct cox_handle_info info;
-    int fd = object_new(SIZE, 1);
+    int fd = object(1);
     struct cox_handle handle = export_object(fd, 5000, 300);
     assert_int_equal(sizeof handle, 64);
     assert_int_equal(fstat(fd, &st), 0);
@@ -105,14 +115,11 @@ HANDLE_TEST(l1_l2_a_handle_has_these_64_bytes)
     assert_true(info.size == 300 && info.offset == 5000);
     assert_true(info.generation == number(&handle, GENERATION, 4));
     cox_peer_close(&self);
-    close(fd);
 }
 
 HANDLE_TEST(l1_it_survives_memcpy_a_file_a_protobuf_field_and_shared_memory)
 {
-    int fd = object_new(SIZE, 2);
-    const struct cox_handle handle = export_object(fd, 0, 0);
-    close(fd);
+    const struct cox_handle handle = exported(2);
     unsigned char odd[COX_HANDLE_SIZE + 1];
     struct cox_handle copy;
     memcpy(odd + 1, &handle, sizeof handle);
@@ -153,9 +160,9 @@ HANDLE_TEST(l1_it_survives_memcpy_a_file_a_protobuf_field_and_shared_memory)
 
 HANDLE_TEST(l19_every_flipped_bit_is_refused)
 {
-    int fd = object_new(SIZE, 3);
+    int fd = object(3);
     const struct cox_handle handle = export_object(fd, 100, 1000);
-    close(fd);
+    test_close(fd);
     handle_opens(&handle, 3);
     for (unsigned bit = 0; bit < 8 * COX_HANDLE_SIZE; bit++) {
         struct cox_handle copy = handle;
@@ -180,9 +187,7 @@ HANDLE_TEST(l19_every_flipped_bit_is_refused)
 HANDLE_TEST(l19_garbage_and_truncated_bytes_are_refused)
 {
     uint64_t random = 88172645463325252u;
-    int fd = object_new(SIZE, 4);
-    const struct cox_handle handle = export_object(fd, 0, 0);
-    close(fd);
+    const struct cox_handle handle = exported(4);
     for (unsigned length = 0; length < COX_HANDLE_SIZE; length++)
         for (unsigned filler = 0; filler < 256; filler += 255) {
             struct cox_handle copy = handle;
@@ -204,8 +209,8 @@ HANDLE_TEST(l19_garbage_and_truncated_bytes_are_refused)
 
 HANDLE_TEST(l19_b25_no_field_leads_to_another_object_though_the_crc_is_right)
 {
-    int fd = object_new(SIZE, 5), other = object_new(SIZE, 6), pair[2];
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    int fd = object(5), other = object(6), pair[2];
+    test_socketpair(pair);
     const struct cox_handle handle = export_object(fd, 100, 1000);
     const struct cox_handle another = export_object(other, 0, 0);
     const struct cox_handle socket = export_object(pair[0], 0, 0);
@@ -264,10 +269,6 @@ HANDLE_TEST(l19_b25_no_field_leads_to_another_object_though_the_crc_is_right)
     handle_forge(&copy, OFFSET, 8, SIZE - 1000);
     handle_opens(&copy, 5);
     handle_opens(&handle, 5);
-    close(fd);
-    close(other);
-    close(pair[0]);
-    close(pair[1]);
 }
 
 HANDLE_TEST(l20_b30_legacy_bytes_are_no_handle)
@@ -288,23 +289,22 @@ HANDLE_TEST(l20_b30_legacy_bytes_are_no_handle)
 
 HANDLE_TEST(l4_b15_it_opens_in_the_same_process)
 {
-    int fd = object_new(SIZE, 7), opened = -1;
+    int fd = object(7), opened = -1;
     struct cox_handle handle = export_object(fd, 0, 0);
     struct stat one, two;
     assert_int_equal(handle_open_plain(&handle, &opened, NULL), 0);
+    test_own_fd(opened);
     assert_true(opened >= 3 && opened != fd);
     assert_int_equal(fcntl(opened, F_GETFD), FD_CLOEXEC);
     assert_int_equal(fstat(fd, &one) | fstat(opened, &two), 0);
     assert_true(one.st_ino == two.st_ino && one.st_dev == two.st_dev);
-    close(fd); /* the exporter has its own */
+    test_close(fd); /* the exporter has its own */
     handle_opens(&handle, 7);
-    close(opened);
 }
 
 static void without_standard_fds(void *context)
 {
     const struct cox_handle *handle = context;
-    struct cox_importer *importer;
     const struct cox_import *import;
     int fd = -1;
     close(0);
@@ -322,64 +322,56 @@ HANDLE_TEST(b15_opened_fds_keep_off_the_standard_ones)
 {
     if (!test_can_take_fds())
         skip();
-    int fd = object_new(SIZE, 7);
-    struct cox_handle handle = export_object(fd, 0, 0);
+    struct cox_handle handle = exported(7);
     child_run(without_standard_fds, &handle); /* from another process */
-    close(fd);
+}
+
+/* A handle of the fd, and the fd that it opens. */
+static int through_a_handle(int fd, uint64_t offset, unsigned kind)
+{
+    const struct cox_handle handle = export_object(fd, offset, 0);
+    int opened = -1;
+    assert_int_equal(handle.bytes[KIND], kind);
+    assert_int_equal(handle_open_plain(&handle, &opened, NULL), 0);
+    return test_own_fd(opened);
 }
 
 HANDLE_TEST(l1_l18_every_kind_of_fd_becomes_a_handle_and_back)
 {
     char path[] = "/tmp/cox_handle_XXXXXX", byte = 'x';
-    int pair[2], ends[2], fd = -1;
+    int pair[2], ends[2];
     uint64_t count = 0;
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
-    int event = eventfd(0, EFD_CLOEXEC);
-    int file = mkostemp(path, O_CLOEXEC);
-    int shm = shm_open(test_object("kinds"), O_RDWR | O_CREAT | O_EXCL, 0600);
-    assert_true(event >= 0 && file >= 0 && shm >= 0);
+    test_socketpair(pair);
+    test_pipe(ends);
+    const int event = test_own_fd(eventfd(0, EFD_CLOEXEC));
+    const int file = test_own_fd(mkostemp(path, O_CLOEXEC));
+    const int shm = test_own_fd(shm_open(test_object("kinds"), O_RDWR | O_CREAT | O_EXCL, 0600));
     unlink(path);
     shm_unlink(test_object("kinds"));
     assert_int_equal(ftruncate(shm, 4096), 0);
     assert_int_equal(pwrite(file, "in a file", 9, 0), 9);
 
-    struct cox_handle handle = export_object(pair[0], 0, 0);
-    assert_int_equal(handle.bytes[KIND], COX_HANDLE_OTHER);
-    assert_int_equal(handle_open_plain(&handle, &fd, NULL), 0);
-    assert_int_equal(write(fd, "s", 1), 1);
+    assert_int_equal(write(through_a_handle(pair[0], 0, COX_HANDLE_OTHER), "s", 1), 1);
     assert_int_equal(read(pair[1], &byte, 1), 1);
     assert_int_equal(byte, 's');
-    close(fd);
-    handle = export_object(ends[0], 0, 0);
-    assert_int_equal(handle_open_plain(&handle, &fd, NULL), 0);
+    int fd = through_a_handle(ends[0], 0, COX_HANDLE_OTHER);
     assert_int_equal(write(ends[1], "p", 1), 1);
     assert_int_equal(read(fd, &byte, 1), 1);
     assert_int_equal(byte, 'p');
-    close(fd);
-    handle = export_object(event, 0, 0);
-    assert_int_equal(handle_open_plain(&handle, &fd, NULL), 0);
+    fd = through_a_handle(event, 0, COX_HANDLE_OTHER);
     assert_int_equal(eventfd_write(fd, 7) | eventfd_read(event, &count), 0);
     assert_int_equal(count, 7);
-    close(fd);
-    handle = export_object(file, 3, 0);
-    assert_int_equal(number(&handle, BYTES, 8), 6);
-    assert_int_equal(handle_open_plain(&handle, &fd, NULL), 0);
+    fd = through_a_handle(file, 3, COX_HANDLE_MEMORY);
     assert_int_equal(pread(fd, &byte, 1, 3), 1);
     assert_int_equal(byte, 'a');
-    close(fd);
-    handle = export_object(shm, 0, 0);
-    assert_int_equal(handle.bytes[KIND], COX_HANDLE_MEMORY);
-    assert_int_equal(handle_open_plain(&handle, &fd, NULL), 0);
-    close(fd);
-    int all[] = {pair[0], pair[1], ends[0], ends[1], event, file, shm};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        close(all[i]);
+    const struct cox_handle handle = export_object(file, 3, 0);
+    assert_int_equal(number(&handle, BYTES, 8), 6);
+    through_a_handle(shm, 0, COX_HANDLE_MEMORY);
 }
 
 HANDLE_TEST(l10_b25_a_number_that_means_another_object_by_now_is_refused)
 {
-    int fd = object_new(SIZE, 8), other = object_new(SIZE, 9);
+    int fd = object(8), other = object(9);
     struct cox_handle handle = export_object(fd, 0, 0);
     int number_of = (int)number(&handle, FD, 4);
     assert_int_equal(dup3(other, number_of, O_CLOEXEC), number_of);
@@ -388,14 +380,12 @@ HANDLE_TEST(l10_b25_a_number_that_means_another_object_by_now_is_refused)
     handle_opens(&handle, 8);
     assert_int_equal(ftruncate(fd, SIZE - 1), 0);
     handle_refused(&handle, COX_NOT_FOUND, "truncated");
-    close(fd);
-    close(other);
 }
 
 HANDLE_TEST(l10_numbers_of_what_was_put_are_not_given_again_soon)
 {
     struct cox_handle last = {{0}};
-    int event = eventfd(0, EFD_CLOEXEC);
+    int event = test_own_fd(eventfd(0, EFD_CLOEXEC));
     for (int i = 0; i < 500; i++) {
         struct cox_handle handle = export_object(event, 0, 0);
         assert_true(number(&handle, FD, 4) != number(&last, FD, 4));
@@ -405,21 +395,21 @@ HANDLE_TEST(l10_numbers_of_what_was_put_are_not_given_again_soon)
             last = handle; /* an inode that all eventfds have */
         handle_refused(&last, COX_NOT_FOUND, "has no fd");
     }
-    close(event);
 }
 
 /* ---- the exporter ---- */
 
 HANDLE_TEST(l15_it_is_open_until_the_last_put)
 {
-    int fd = object_new(SIZE, 10), kept = -1;
+    int fd = object(10), kept = -1;
     struct cox_handle handle = export_object(fd, 0, 0), stranger = handle;
-    close(fd);
+    test_close(fd);
     assert_int_equal(cox_exporter_share(exporter, &handle), 0);
     assert_int_equal(cox_exporter_share(exporter, &handle), 0);
     assert_int_equal(cox_exporter_put(exporter, &handle), 0);
     assert_int_equal(cox_exporter_put(exporter, &handle), 0);
     assert_int_equal(handle_open_plain(&handle, &kept, NULL), 0);
+    test_own_fd(kept);
     handle_forge(&stranger, GENERATION, 4, number(&handle, GENERATION, 4) + 1);
     assert_int_equal(cox_exporter_put(exporter, &stranger), COX_NOT_FOUND);
     assert_int_equal(cox_exporter_share(exporter, &stranger), COX_NOT_FOUND);
@@ -430,14 +420,13 @@ HANDLE_TEST(l15_it_is_open_until_the_last_put)
     assert_true(object_is(kept, 0, SIZE, 10)); /* L16 in one process */
     memset(&stranger, 0, sizeof stranger);
     assert_int_equal(cox_exporter_put(exporter, &stranger), COX_NOT_FOUND);
-    close(kept);
 }
 
 HANDLE_TEST(l15_one_fd_exported_twice_is_two_handles)
 {
-    int fd = object_new(SIZE, 11);
+    int fd = object(11);
     struct cox_handle one = export_object(fd, 0, 0), two = export_object(fd, 0, 0);
-    close(fd);
+    test_close(fd);
     assert_true(memcmp(&one, &two, sizeof one) != 0);
     assert_int_equal(cox_exporter_put(exporter, &one), 0);
     handle_refused(&one, COX_NOT_FOUND, "");
@@ -451,8 +440,8 @@ HANDLE_TEST(l1_what_cannot_be_exported_is_refused)
     int pair[2];
     memset(&handle, 0x5a, sizeof handle);
     before = handle;
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-    int fd = object_new(SIZE, 12), empty = memfd_create("empty", MFD_CLOEXEC);
+    test_socketpair(pair);
+    int fd = object(12), empty = test_own_fd(memfd_create("empty", MFD_CLOEXEC));
     const struct {
         int fd;
         uint64_t offset, size;
@@ -480,10 +469,6 @@ HANDLE_TEST(l1_what_cannot_be_exported_is_refused)
         assert_memory_equal(&handle, &before, sizeof handle);
         assert_int_equal(fd_count(), fds);
     }
-    close(fd);
-    close(empty);
-    close(pair[0]);
-    close(pair[1]);
 }
 
 static void free_in_child(void *context)
@@ -503,11 +488,11 @@ static void free_in_child(void *context)
 
 HANDLE_TEST(l15_the_child_of_a_fork_does_not_put)
 {
-    int fd = object_new(SIZE, 13);
+    int fd = object(13);
     struct cox_handle handle = export_object(fd, 0, 0);
     child_run(free_in_child, &handle);
     handle_opens(&handle, 13);
-    close(fd);
+    test_close(fd);
     assert_null(cox_exporter_free(NULL));
     assert_null(cox_importer_free(NULL));
 }
@@ -516,17 +501,15 @@ HANDLE_TEST(l15_the_child_of_a_fork_does_not_put)
 
 HANDLE_TEST(l17_the_same_bytes_and_flags_are_open_once)
 {
-    struct cox_importer *importer;
     const struct cox_import *one, *two, *three, *none = NULL;
-    int fd = object_new(SIZE, 14);
+    int fd = object(14);
     struct cox_handle handle = export_object(fd, 0, 0);
-    assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
     int fds = fd_count();
-    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &one, NULL), 0);
-    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &two, NULL), 0);
+    one = import_of(&handle, COX_IMPORT_READ);
+    two = import_of(&handle, COX_IMPORT_READ);
     assert_ptr_equal(one, two);
     assert_int_equal(fd_count(), fds + 1);
-    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_FD, &three, NULL), 0);
+    three = import_of(&handle, COX_IMPORT_FD);
     assert_ptr_not_equal(one, three);
     assert_null(three->base);
     assert_true(three->size == SIZE && one->size == SIZE && one->base && !one->writable);
@@ -541,18 +524,14 @@ HANDLE_TEST(l17_the_same_bytes_and_flags_are_open_once)
     assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &none, NULL),
                      COX_NOT_FOUND);
     assert_null(none);
-    cox_importer_free(importer);
-    close(fd);
 }
 
 HANDLE_TEST(l17_b29_a_handle_that_differs_in_a_byte_is_never_served_from_the_cache)
 {
-    struct cox_importer *importer;
     const struct cox_import *import, *other = NULL;
-    int fd = object_new(SIZE, 15);
+    int fd = object(15);
     const struct cox_handle handle = export_object(fd, 0, 1000);
-    assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
-    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &import, NULL), 0);
+    import = import_of(&handle, COX_IMPORT_READ);
     for (size_t at = 0; at < COX_HANDLE_SIZE; at++) {
         struct cox_handle copy = handle;
         copy.bytes[at] ^= 0x10;
@@ -583,47 +562,38 @@ HANDLE_TEST(l17_b29_a_handle_that_differs_in_a_byte_is_never_served_from_the_cac
                          neighbour.bytes[CRC + 3] != handle.bytes[CRC + 3];
          i++)
         handle_forge(&neighbour, GENERATION, 4, i);
-    assert_int_equal(cox_importer_open(importer, &neighbour, COX_IMPORT_READ, &other, NULL), 0);
+    other = import_of(&neighbour, COX_IMPORT_READ);
     assert_ptr_not_equal(other, import);
     cox_importer_close(importer, other);
     cox_importer_close(importer, import);
-    cox_importer_free(importer);
-    close(fd);
 }
 
 HANDLE_TEST(l21_an_offset_survives)
 {
     static const uint64_t offsets[] = {1, 4095, 4096, 4097, 12345, SIZE - 1};
-    struct cox_importer *importer;
-    int fd = object_new(SIZE, 16);
-    assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
+    int fd = object(16);
     for (size_t i = 0; i < sizeof offsets / sizeof offsets[0]; i++) {
-        const struct cox_import *import;
         uint64_t size = i % 2 ? 0 : 1;
         struct cox_handle handle = export_object(fd, offsets[i], size);
-        assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &import, NULL), 0);
+        const struct cox_import *import = import_of(&handle, COX_IMPORT_READ);
         assert_true(import->size == (size ? size : SIZE - offsets[i]));
         for (uint64_t at = 0; at < import->size; at++)
             assert_int_equal(((const uint8_t *)import->base)[at], object_byte(16, offsets[i] + at));
         cox_importer_close(importer, import);
     }
-    cox_importer_free(importer);
-    close(fd);
 }
 
 HANDLE_TEST(l3_a_mapping_is_for_what_was_asked_and_allowed)
 {
-    struct cox_importer *importer;
     const struct cox_import *import = NULL;
     char path[64];
     int pair[2];
-    int fd = object_new(SIZE, 17);
+    int fd = object(17);
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    int read_only = open(path, O_RDONLY | O_CLOEXEC);
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    int read_only = test_own_fd(open(path, O_RDONLY | O_CLOEXEC));
+    test_socketpair(pair);
     struct cox_handle handle = export_object(fd, 4000, 200);
-    assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
-    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_WRITE, &import, NULL), 0);
+    import = import_of(&handle, COX_IMPORT_WRITE);
     assert_true(import->writable);
     ((uint8_t *)(uintptr_t)import->base)[7] = 99;
     uint8_t byte = 0;
@@ -639,7 +609,7 @@ HANDLE_TEST(l3_a_mapping_is_for_what_was_asked_and_allowed)
     handle = export_object(fd, 0, 0);
     assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_WRITE, &import, NULL),
                      COX_DENIED);
-    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &import, NULL), 0);
+    import = import_of(&handle, COX_IMPORT_READ);
     cox_importer_close(importer, import);
     assert_int_equal(cox_importer_open(importer, &handle, (enum cox_import_flags)4, &import, NULL),
                      COX_INVALID);
@@ -647,16 +617,11 @@ HANDLE_TEST(l3_a_mapping_is_for_what_was_asked_and_allowed)
     handle = export_object(pair[0], 0, 0);
     assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &import, NULL),
                      COX_INVALID);
-    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_FD, &import, NULL), 0);
+    import = import_of(&handle, COX_IMPORT_FD);
     assert_true(import->size == 0 && !import->base);
     cox_importer_close(importer, import);
     assert_int_equal(cox_exporter_put(exporter, &handle), 0);
     assert_int_equal(fd_count(), fds);
-    cox_importer_free(importer);
-    close(fd);
-    close(read_only);
-    close(pair[0]);
-    close(pair[1]);
 }
 
 static int map_count(const char *name)
@@ -674,7 +639,6 @@ static int map_count(const char *name)
 HANDLE_TEST(l21_b29_parts_of_huge_pages_are_mapped_and_unmapped)
 {
     const size_t huge = 2 << 20;
-    struct cox_importer *importer;
     const struct cox_import *import;
     int fd = memfd_create("of_huge_pages", MFD_CLOEXEC | MFD_HUGETLB | MFD_HUGE_2MB);
     void *map = MAP_FAILED;
@@ -687,33 +651,25 @@ HANDLE_TEST(l21_b29_parts_of_huge_pages_are_mapped_and_unmapped)
     ((char *)map)[huge + 8200] = 'h';
     munmap(map, 2 * huge);
     struct cox_handle handle = export_object(fd, huge + 8200, 100);
-    assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
-    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &import, NULL), 0);
+    import = import_of(&handle, COX_IMPORT_READ);
     assert_int_equal(*(const char *)import->base, 'h');
     assert_int_equal(map_count("of_huge_pages"), 1);
     cox_importer_close(importer, import);
     assert_int_equal(map_count("of_huge_pages"), 0);
     cox_importer_free(importer);
     assert_int_equal(cox_exporter_put(exporter, &handle), 0);
-    close(fd);
 }
 
 HANDLE_TEST(l15_free_closes_what_is_still_open)
 {
-    struct cox_importer *importer;
-    const struct cox_import *import;
-    int fd = object_new(SIZE, 18);
-    struct cox_handle handle = export_object(fd, 0, 0);
-    assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
-    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &import, NULL), 0);
-    cox_importer_free(importer); /* leak_teardown looks */
-    close(fd);
+    const struct cox_handle handle = exported(18);
+    import_of(&handle, COX_IMPORT_READ);
+    importer = cox_importer_free(importer); /* leak_teardown looks */
 }
 
 #define THREAD_COUNT 4
 #define ROUND_COUNT 500
 
-static struct cox_importer *shared_importer;
 static struct cox_handle shared_handle;
 static int shared_fd;
 
@@ -727,16 +683,16 @@ static void *churn(void *context)
             ++*failures;
             continue;
         }
-        int r = cox_importer_open(shared_importer, &shared_handle, COX_IMPORT_READ, &one, NULL);
+        int r = cox_importer_open(importer, &shared_handle, COX_IMPORT_READ, &one, NULL);
         if (r == 0 && ((const uint8_t *)one->base)[i] != object_byte(19, (uint64_t)i))
             r = 1;
         *failures += r != 0;
-        r = cox_importer_open(shared_importer, &own, COX_IMPORT_READ, &two, NULL);
+        r = cox_importer_open(importer, &own, COX_IMPORT_READ, &two, NULL);
         if (r == 0 && ((const uint8_t *)two->base)[i] != object_byte(19, (uint64_t)i))
             r = 1;
         *failures += r != 0;
-        cox_importer_close(shared_importer, one);
-        cox_importer_close(shared_importer, two);
+        cox_importer_close(importer, one);
+        cox_importer_close(importer, two);
         *failures += cox_exporter_share(exporter, &shared_handle) != 0;
         *failures += cox_exporter_put(exporter, &shared_handle) != 0;
         *failures += cox_exporter_put(exporter, &own) != 0;
@@ -749,9 +705,8 @@ HANDLE_TEST(l15_any_threads_may_use_them_at_once)
 {
     pthread_t threads[THREAD_COUNT];
     unsigned failures[THREAD_COUNT] = {0};
-    shared_fd = object_new(SIZE, 19);
+    shared_fd = object(19);
     shared_handle = export_object(shared_fd, 0, 0);
-    assert_int_equal(cox_importer_new(NULL, &shared_importer, NULL), 0);
     int fds = fd_count();
     for (size_t i = 0; i < THREAD_COUNT; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, churn, &failures[i]), 0);
@@ -760,14 +715,11 @@ HANDLE_TEST(l15_any_threads_may_use_them_at_once)
         assert_int_equal(failures[i], 0);
     }
     assert_int_equal(fd_count(), fds);
-    shared_importer = cox_importer_free(shared_importer);
     handle_opens(&shared_handle, 19);
-    close(shared_fd);
 }
 
 static void many_pairs(void *context)
 {
-    struct cox_importer *importer;
     (void)context;
     const struct rlimit limit = {1024, 1024};
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
@@ -842,7 +794,6 @@ static void asks_nobody(void *context)
     call_deny(SYS_pidfd_getfd, ANY_ARGUMENT, 0);
     handle_forge(&copy, SYSTEM, 8, 1);
     CHECK(handle_open_plain(&copy, &fd, NULL) == COX_NOT_FOUND);
-    struct cox_importer *importer;
     const struct cox_import *import;
     CHECK(cox_importer_new(NULL, &importer, NULL) == 0);
     CHECK(cox_importer_open(importer, &copy, COX_IMPORT_FD, &import, NULL) == COX_NOT_FOUND);
@@ -863,23 +814,19 @@ HANDLE_TEST(l7_an_unreachable_handle_is_refused_before_any_call_on_the_pid)
 {
     if (!filters_possible())
         skip();
-    int fd = object_new(SIZE, 22);
-    struct cox_handle handle = export_object(fd, 0, 0);
+    struct cox_handle handle = exported(22);
     int told[2];
-    assert_int_equal(pipe2(told, O_CLOEXEC), 0);
+    test_pipe(told);
     struct unreachable test = {&handle, &told[1]};
     int status = child_status(child_start(asks_nobody, &test));
-    close(told[1]);
+    test_close(told[1]);
     assert_true(heard(told[0])); /* it came past all refusals */
     assert_true(WIFSIGNALED(status));
     assert_int_equal(WTERMSIG(status), SIGSYS);
-    close(told[0]);
-    close(fd);
 }
 
 static void lets_nobody_trace(void *context)
 {
-    struct cox_importer *importer;
     const struct cox_import *import;
     struct cox_handle handle;
     struct cox_handle_probe ways;
