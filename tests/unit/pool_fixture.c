@@ -1,7 +1,5 @@
 #include "pool_fixture.h"
 
-#include <stdlib.h>
-
 #include "memory/domain/domain_table.h"
 #include "tests/lib/test.h"
 
@@ -90,6 +88,18 @@ struct cox_pool *pool_attached(const struct cox_pool *pool)
     if (cox_pool_attach(fds, NULL, &attached, &err))
         fail_msg("attach: %d %s", err.code, err.text);
     return attached;
+}
+
+TEST_OWNED(cox_pool_free)
+
+struct cox_pool *own_pool(const struct cox_pool_options *options)
+{
+    return test_own(pool_made(options), cox_pool_free_owned);
+}
+
+struct cox_pool *own_attached(const struct cox_pool *pool)
+{
+    return test_own(pool_attached(pool), cox_pool_free_owned);
 }
 
 struct cox_block_ref pool_allocated(struct cox_pool *pool, uint64_t size)

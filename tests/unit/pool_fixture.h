@@ -24,6 +24,9 @@ extern struct failing failing;
 /* Fails the test (cmocka) on error. */
 struct cox_pool *pool_made(const struct cox_pool_options *options);
 struct cox_pool *pool_attached(const struct cox_pool *pool);
+/* The same, and the test's own. */
+struct cox_pool *own_pool(const struct cox_pool_options *options);
+struct cox_pool *own_attached(const struct cox_pool *pool);
 struct cox_block_ref pool_allocated(struct cox_pool *pool, uint64_t size);
 struct cox_pool_stats pool_stats(const struct cox_pool *pool);
 /* Asserts that no block is used, counted or pinned, and that every block can be allocated: of a

@@ -17,7 +17,7 @@ static struct cox_block_ref told(const struct cox_pool *pool, uint32_t block, ui
 
 LEAK_TEST(p9_all_blocks_are_taken_by_one)
 {
-    struct cox_pool *pool = pool_made(&fixed), *other = pool_attached(pool);
+    struct cox_pool *pool = own_pool(&fixed), *other = own_attached(pool);
     struct cox_block_ref ref;
     assert_int_equal(cox_pool_generation(pool, 0), 0);
     assert_int_equal(cox_pool_bump_generation(pool, 0, 7), COX_STATE);
@@ -39,13 +39,12 @@ LEAK_TEST(p9_all_blocks_are_taken_by_one)
     assert_int_equal(cox_pool_copy_to(other, &ref, 0, "abc", 3, NULL), COX_STALE);
     assert_int_equal(cox_pool_unref(pool, &ref, NULL), COX_STALE);
     assert_int_equal(cox_pool_ref(other, &ref, NULL), 0);
-    cox_pool_free(pool);
+    test_release(pool);
     assert_int_equal(pool_stats(other).reference_count, 1);
     assert_int_equal(cox_pool_unref(other, &ref, NULL), 0);
     pool_is_whole(other);
     /* A pool with an allocated block is not fresh. */
     assert_int_equal(cox_pool_adopt_all(other, 5, NULL), COX_STATE);
-    cox_pool_free(other);
 }
 
 LEAK_TEST(p9_a30_only_a_fresh_fixed_pool_is_taken)
@@ -54,21 +53,20 @@ LEAK_TEST(p9_a30_only_a_fresh_fixed_pool_is_taken)
                                           .strategy = COX_POOL_SLAB,
                                           .block_size = 64,
                                           .slabs_size = 1 << 20};
-    struct cox_pool *pool = pool_made(&slab);
+    struct cox_pool *pool = own_pool(&slab);
     assert_int_equal(cox_pool_adopt_all(pool, 5, NULL), COX_STATE);
-    cox_pool_free(pool);
-    pool = pool_made(&fixed);
+    test_release(pool);
+    pool = own_pool(&fixed);
     struct cox_block_ref ref = pool_allocated(pool, 1);
     assert_int_equal(cox_pool_adopt_all(pool, 5, NULL), COX_STATE);
     assert_int_equal(pool_stats(pool).free_count, BLOCK_COUNT - 1);
     assert_int_equal(cox_pool_unref(pool, &ref, NULL), 0);
     pool_is_whole(pool);
-    cox_pool_free(pool);
 }
 
 LEAK_TEST(p9_a_block_of_a_bumped_generation_has_no_new_readers)
 {
-    struct cox_pool *pool = pool_made(&fixed), *reader = pool_attached(pool);
+    struct cox_pool *pool = own_pool(&fixed), *reader = own_attached(pool);
     const struct cox_block_ref old = told(pool, 5, 1000), next = told(pool, 5, 2000);
     assert_int_equal(cox_pool_adopt_all(pool, 1000, NULL), 0);
     assert_int_equal(cox_pool_ref(reader, &old, NULL), 0);
@@ -101,8 +99,6 @@ LEAK_TEST(p9_a_block_of_a_bumped_generation_has_no_new_readers)
     assert_int_equal(cox_pool_ref(pool, &next, NULL), 0);
     assert_int_equal(cox_pool_wait_unpinned(pool, 5, 0, NULL, NULL, NULL), 0);
     assert_int_equal(cox_pool_unref(pool, &next, NULL), 0);
-    cox_pool_free(reader);
-    cox_pool_free(pool);
 }
 
 static bool third_time(void *context)
@@ -112,7 +108,7 @@ static bool third_time(void *context)
 
 LEAK_TEST(m13_wait_unpinned_can_be_cancelled)
 {
-    struct cox_pool *pool = pool_made(&fixed), *reader = pool_attached(pool);
+    struct cox_pool *pool = own_pool(&fixed), *reader = own_attached(pool);
     const struct cox_block_ref ref = told(pool, 0, 9);
     int asked = 0;
     assert_int_equal(cox_pool_adopt_all(pool, 9, NULL), 0);
@@ -121,16 +117,15 @@ LEAK_TEST(m13_wait_unpinned_can_be_cancelled)
     assert_int_equal(cox_pool_wait_unpinned(pool, 0, COX_DEADLINE_NEVER, third_time, &asked, NULL),
                      COX_ABORTED);
     assert_int_equal(asked, 3);
-    cox_pool_free(reader);
+    test_release(reader);
     assert_int_equal(cox_pool_wait_unpinned(pool, 0, 0, third_time, &asked, NULL), 0);
-    cox_pool_free(pool);
 }
 
 /* ---- pins ---- */
 
 LEAK_TEST(h28_a_message_pins_a_block)
 {
-    struct cox_pool *pool = pool_made(&fixed), *other = pool_attached(pool);
+    struct cox_pool *pool = own_pool(&fixed), *other = own_attached(pool);
     struct cox_block_ref ref = pool_allocated(pool, 100);
     assert_int_equal(cox_pool_pin(pool, &ref, 5, 1, NULL), COX_NOT_FOUND);
     assert_int_equal(cox_pool_queue_join(pool, 0, NULL), COX_INVALID);
@@ -176,20 +171,18 @@ LEAK_TEST(h28_a_message_pins_a_block)
     assert_int_equal(cox_pool_pin(pool, &again, 5, 7, NULL), 0);
     cox_pool_unpin(other, &ref, 5, 3);
     assert_int_equal(pool_stats(pool).pin_count, 1);
-    cox_pool_free(pool);
-    cox_pool_free(other);
 }
 
 LEAK_TEST(b37_a_queue_exists_while_a_process_uses_it)
 {
-    struct cox_pool *a = pool_made(&fixed), *b = pool_attached(a), *c = pool_attached(a);
+    struct cox_pool *a = own_pool(&fixed), *b = own_attached(a), *c = own_attached(a);
     struct cox_block_ref ref = pool_allocated(a, 100), other = pool_allocated(a, 100);
     assert_int_equal(cox_pool_queue_join(a, 5, NULL), 0);
     assert_int_equal(cox_pool_queue_join(b, 5, NULL), 0);
     assert_int_equal(cox_pool_queue_join(a, 77, NULL), 0);
     assert_int_equal(cox_pool_pin(a, &ref, 5, 1, NULL), 0);
     assert_int_equal(cox_pool_pin(a, &other, 77, 1, NULL), 0);
-    a = cox_pool_free(a);
+    test_release(a);
     assert_int_equal(pool_stats(c).pin_count, 1); /* queue 77 has no member left */
     assert_int_equal(cox_pool_ref(c, &other, NULL), COX_STALE);
     assert_int_equal(cox_pool_ref(c, &ref, NULL), 0);
@@ -202,13 +195,11 @@ LEAK_TEST(b37_a_queue_exists_while_a_process_uses_it)
     assert_int_equal(pool_stats(c).pin_count, 0);
     assert_int_equal(cox_pool_ref(c, &ref, NULL), COX_STALE);
     pool_is_whole(b);
-    cox_pool_free(b);
-    cox_pool_free(c);
 }
 
 LEAK_TEST(b24_the_place_of_a_queue_is_taken_again)
 {
-    struct cox_pool *pool = pool_made(&fixed);
+    struct cox_pool *pool = own_pool(&fixed);
     struct cox_block_ref ref = pool_allocated(pool, 100);
     for (uint64_t queue_id = 1; queue_id <= COX_POOL_QUEUE_COUNT_MAX; queue_id++)
         assert_int_equal(cox_pool_queue_join(pool, queue_id, NULL), 0);
@@ -220,5 +211,4 @@ LEAK_TEST(b24_the_place_of_a_queue_is_taken_again)
     assert_int_equal(cox_pool_pin(pool, &ref, 1000, 1, NULL), 0);
     cox_pool_unpin(pool, &ref, 33, 1); /* late, from the queue that was there before */
     assert_int_equal(pool_stats(pool).pin_count, 1);
-    cox_pool_free(pool);
 }

@@ -3,8 +3,6 @@
 #include "channel_fixture.h"
 #include "pool_fixture.h"
 
-#include <sys/stat.h>
-
 #define SLAB UINT64_C(65536)
 #define SLAB_COUNT 16
 
@@ -28,7 +26,7 @@ static void drop(struct cox_pool *pool, struct cox_block_ref *refs, uint32_t cou
 
 SLAB_TEST(a30_h21_sizes_are_classes)
 {
-    struct cox_pool *pool = pool_made(&slabs);
+    struct cox_pool *pool = own_pool(&slabs);
     struct cox_block_ref found, ref;
     assert_int_equal(cox_pool_block_size(pool), 64);
     for (uint64_t size = 1; size <= SLAB_COUNT * SLAB; size += size < 200 ? 1 : size / 7) {
@@ -56,13 +54,12 @@ SLAB_TEST(a30_h21_sizes_are_classes)
     }
     assert_int_equal(cox_pool_allocate(pool, SLAB_COUNT * SLAB + 1, &ref, NULL), COX_TOO_LARGE);
     pool_is_whole(pool);
-    cox_pool_free(pool);
 }
 
 /* Blocks of all sizes in any order; a table shows that they do not overlap. */
 SLAB_TEST(a30_h28_no_two_blocks_overlap)
 {
-    struct cox_pool *pool = pool_made(&slabs), *other = pool_attached(pool);
+    struct cox_pool *pool = own_pool(&slabs), *other = own_attached(pool);
     static struct cox_block_ref refs[4000];
     static uint8_t units[SLAB_COUNT * SLAB / 64];
     uint64_t random = 99;
@@ -107,13 +104,11 @@ SLAB_TEST(a30_h28_no_two_blocks_overlap)
     pool_is_whole(pool);
     struct cox_block_ref all = pool_allocated(other, SLAB_COUNT * SLAB);
     assert_int_equal(cox_pool_unref(other, &all, NULL), 0);
-    cox_pool_free(other);
-    cox_pool_free(pool);
 }
 
 SLAB_TEST(a30_empty_slabs_take_another_size)
 {
-    struct cox_pool *pool = pool_made(&slabs);
+    struct cox_pool *pool = own_pool(&slabs);
     static struct cox_block_ref refs[SLAB_COUNT * 1024];
     for (uint64_t size = 64; size <= SLAB; size *= 2) {
         const uint32_t count = (uint32_t)(SLAB_COUNT * SLAB / size);
@@ -137,12 +132,11 @@ SLAB_TEST(a30_empty_slabs_take_another_size)
     refs[3] = pool_allocated(pool, SLAB * 16);
     assert_int_equal(cox_pool_unref(pool, &refs[3], NULL), 0);
     pool_is_whole(pool);
-    cox_pool_free(pool);
 }
 
 SLAB_TEST(b24_p9_references_outlive_no_slab)
 {
-    struct cox_pool *pool = pool_made(&slabs), *other = pool_attached(pool);
+    struct cox_pool *pool = own_pool(&slabs), *other = own_attached(pool);
     struct cox_block_ref small = pool_allocated(pool, 64), large, next;
     next = pool_allocated(pool, 64);
     assert_int_equal(cox_pool_unref(pool, &small, NULL), 0);
@@ -153,19 +147,20 @@ SLAB_TEST(b24_p9_references_outlive_no_slab)
     assert_int_equal(cox_pool_ref(other, &next, NULL), COX_STALE); /* in its middle */
     assert_int_equal(cox_pool_unref(pool, &next, NULL), COX_STALE);
     assert_int_equal(cox_pool_unref(pool, &large, NULL), 0);
-    cox_pool_free(other);
+    test_release(other);
     pool_is_whole(pool);
-    cox_pool_free(pool);
 }
 
 /* ---- on demand ---- */
+
+TEST_OWNED(cox_domains_free)
 
 static struct cox_domains *failing_domains(void)
 {
     struct cox_domains *domains = NULL;
     assert_int_equal(cox_domains_new(&domains), 0);
     assert_int_equal(cox_domains_add(domains, FAILING_KIND, 1, &failing_functions, NULL, NULL), 0);
-    return domains;
+    return test_own(domains, cox_domains_free_owned);
 }
 
 static uint64_t pages_of(const struct cox_pool *pool)
@@ -186,21 +181,19 @@ SLAB_TEST(h27_h28_a_domain_that_fails_is_reported)
                                        .block_size = 4096,
                                        .block_count = 8};
     struct cox_pool *pool = NULL, *other = NULL;
-    struct cox_error err = {0};
     failing.create = COX_NO_SPACE;
     assert_refused(cox_pool_create(&options, &pool, test_err()), COX_NO_SPACE, "today");
     failing.create = -ENODEV;
     assert_int_equal(cox_pool_create(&options, &pool, NULL), -ENODEV);
     assert_null(pool);
     failing.create = 0;
-    pool = pool_made(&options);
+    pool = own_pool(&options);
     int fds[2];
     cox_pool_fds(pool, fds);
     const struct cox_pool_attach_options attach = {.size = sizeof(struct cox_pool_attach_options),
                                                    .domains = domains};
     /* A process that does not know the domain, and one whose domain refuses. */
-    err = (struct cox_error){0};
-    assert_int_equal(cox_pool_attach(fds, NULL, &other, &err), COX_INVALID);
+    assert_int_equal(cox_pool_attach(fds, NULL, &other, NULL), COX_INVALID);
     failing.attach = COX_DENIED;
     assert_int_equal(cox_pool_attach(fds, &attach, &other, NULL), COX_DENIED);
     failing.attach = 0;
@@ -208,13 +201,11 @@ SLAB_TEST(h27_h28_a_domain_that_fails_is_reported)
     struct cox_block_ref ref = pool_allocated(pool, 4096);
     assert_int_equal(cox_pool_ref(other, &ref, NULL), 0);
     cox_pool_free(other);
-    cox_pool_free(pool);
-    cox_domains_free(domains);
 }
 
 static void pages_follow(const struct cox_pool_options *options, uint64_t size)
 {
-    struct cox_pool *pool = pool_made(options);
+    struct cox_pool *pool = own_pool(options);
     const uint64_t page = options->slab_size ? options->slab_size : options->block_size;
     struct cox_block_ref refs[8];
     assert_int_equal(pages_of(pool), 0);
@@ -224,7 +215,7 @@ static void pages_follow(const struct cox_pool_options *options, uint64_t size)
         memset(cox_pool_pointer(pool, &refs[i]), 0xff, size);
     }
     /* A block that another process reads keeps its pages. */
-    struct cox_pool *other = pool_attached(pool);
+    struct cox_pool *other = own_attached(pool);
     assert_int_equal(cox_pool_ref(other, &refs[0], NULL), 0);
     drop(pool, refs, 8);
     assert_int_equal(pages_of(pool), options->retain_size + page);
@@ -239,9 +230,9 @@ static void pages_follow(const struct cox_pool_options *options, uint64_t size)
         assert_int_equal(pages_of(pool), options->retain_size);
         drop(pool, refs, retained);
     }
-    cox_pool_free(other);
+    test_release(other);
     pool_is_whole(pool);
-    cox_pool_free(pool);
+    test_release(pool);
 }
 
 SLAB_TEST(h18_on_demand_pages_come_and_go)
@@ -273,7 +264,7 @@ SLAB_TEST(h18_on_demand_a_run_has_pages)
                                           .slabs_size = 20 * 16384,
                                           .on_demand = true,
                                           .retain_size = 16384};
-    struct cox_pool *pool = pool_made(&slab);
+    struct cox_pool *pool = own_pool(&slab);
     struct cox_block_ref ref = pool_allocated(pool, 5 * 16384);
     assert_int_equal(pages_of(pool), 5 * 16384);
     assert_int_equal(cox_pool_unref(pool, &ref, NULL), 0);
@@ -283,7 +274,6 @@ SLAB_TEST(h18_on_demand_a_run_has_pages)
     assert_int_equal(cox_pool_unref(pool, &ref, NULL), 0);
     assert_int_equal(pages_of(pool), 16384);
     pool_is_whole(pool);
-    cox_pool_free(pool);
 }
 
 static void no_pages(struct cox_pool_options options, uint64_t size, uint64_t retained)
@@ -295,7 +285,7 @@ static void no_pages(struct cox_pool_options options, uint64_t size, uint64_t re
     options.domain = (struct cox_domain_id){FAILING_KIND, 0};
     options.on_demand = true;
     options.retain_size = retained * size;
-    pool = pool_made(&options);
+    pool = own_pool(&options);
     for (uint32_t i = 0; i < 8; i++)
         refs[i] = pool_allocated(pool, size);
     drop(pool, refs, 8);
@@ -312,8 +302,7 @@ static void no_pages(struct cox_pool_options options, uint64_t size, uint64_t re
     failing.commit = 0;
     pool_is_whole(pool);
     assert_int_equal(pages_of(pool), retained * size);
-    cox_pool_free(pool);
-    cox_domains_free(domains);
+    test_release(pool);
 }
 
 SLAB_TEST(h18_h28_no_pages_is_an_error_and_no_loss)
@@ -349,13 +338,11 @@ SLAB_TEST(h18_adopt_all_without_pages_adopts_nothing)
                                              .block_size = 4096,
                                              .block_count = 8,
                                              .on_demand = true};
-    struct cox_pool *pool = pool_made(&options);
+    struct cox_pool *pool = own_pool(&options);
     failing.commit = COX_NO_SPACE;
     assert_int_equal(cox_pool_adopt_all(pool, 5, NULL), COX_NO_SPACE);
     assert_int_equal(pool_stats(pool).free_count, 8);
     failing.commit = 0;
     assert_int_equal(cox_pool_adopt_all(pool, 5, NULL), 0);
     assert_int_equal(pages_of(pool), 8 * 4096);
-    cox_pool_free(pool);
-    cox_domains_free(domains);
 }

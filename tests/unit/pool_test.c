@@ -2,11 +2,6 @@
 #include "channel_fixture.h"
 #include "pool_fixture.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-
 #include "memory/pool/pool_internal.h"
 
 #define BLOCK_SIZE 4096
@@ -62,7 +57,7 @@ LEAK_TEST(h18_bad_options_are_refused)
 
 LEAK_TEST(h18_h21_h22_allocated_and_given_back)
 {
-    struct cox_pool *pool = pool_made(&fixed);
+    struct cox_pool *pool = own_pool(&fixed);
     struct cox_block_ref refs[BLOCK_COUNT], none = {.size = 77};
     bool seen[BLOCK_COUNT] = {false};
     assert_int_equal(cox_pool_block_count(pool), BLOCK_COUNT);
@@ -101,12 +96,11 @@ LEAK_TEST(h18_h21_h22_allocated_and_given_back)
     assert_int_equal(pool_stats(pool).allocated, 3 * BLOCK_COUNT);
     assert_int_equal(pool_stats(pool).freed, 3 * BLOCK_COUNT);
     pool_is_whole(pool);
-    cox_pool_free(pool);
 }
 
 LEAK_TEST(h22_h23_a27_shared_and_freed_by_the_last_one)
 {
-    struct cox_pool *a = pool_made(&fixed), *b = pool_attached(a), *c = pool_attached(a);
+    struct cox_pool *a = own_pool(&fixed), *b = own_attached(a), *c = own_attached(a);
     assert_int_equal(cox_pool_id(a), cox_pool_id(b));
     struct cox_block_ref ref = pool_allocated(a, 100);
     block_fill(cox_pool_pointer(a, &ref), BLOCK_SIZE, ref.block, ref.generation);
@@ -129,20 +123,19 @@ LEAK_TEST(h22_h23_a27_shared_and_freed_by_the_last_one)
     ref = pool_allocated(b, 1);
     struct cox_block_ref other = pool_allocated(b, 1);
     assert_int_equal(cox_pool_ref(a, &other, NULL), 0);
-    b = cox_pool_free(b);
+    test_release(b);
     assert_int_equal(pool_stats(a).reference_count, 1);
     assert_int_equal(pool_stats(a).owner_count, 2);
     assert_int_equal(pool_stats(a).swept, 0);
     assert_int_equal(cox_pool_unref(a, &other, NULL), 0);
     pool_is_whole(a);
-    cox_pool_free(a); /* the creator may leave first */
+    test_release(a); /* the creator may leave first */
     pool_is_whole(c);
-    cox_pool_free(c);
 }
 
 LEAK_TEST(p9_invalid_references_are_refused)
 {
-    struct cox_pool *pool = pool_made(&fixed), *other = pool_made(&fixed);
+    struct cox_pool *pool = own_pool(&fixed), *other = own_pool(&fixed);
     struct cox_block_ref ref = pool_allocated(pool, 100), foreign = pool_allocated(other, 100);
     struct cox_error err = {0};
     uint64_t offset = 7;
@@ -188,15 +181,13 @@ LEAK_TEST(p9_invalid_references_are_refused)
     assert_int_equal(cox_pool_ref(pool, &ref, NULL), COX_STALE);
     assert_int_equal(cox_pool_unref(pool, &ref, NULL), COX_STALE);
     assert_int_equal(cox_pool_unref(pool, &again, NULL), 0);
-    cox_pool_free(pool);
-    cox_pool_free(other);
 }
 
 /* Generations have 48 bits: after the last one comes 1, never 0, and references to the last one
  * stay stale. */
 LEAK_TEST(b24_p9_generations_go_round)
 {
-    struct cox_pool *pool = pool_made(&fixed), *other = pool_attached(pool);
+    struct cox_pool *pool = own_pool(&fixed), *other = own_attached(pool);
     for (uint32_t block = 0; block < BLOCK_COUNT; block++)
         atomic_store(&pool->blocks[block].block_word,
                      cox_pool_word(COX_POOL_GENERATION_MAX, COX_POOL_FREE, 0));
@@ -215,13 +206,11 @@ LEAK_TEST(b24_p9_generations_go_round)
     assert_int_equal(cox_pool_ref(other, &last, NULL), COX_STALE);
     assert_int_equal(cox_pool_unref(pool, &last, NULL), COX_STALE);
     assert_int_equal(cox_pool_ref(other, &next, NULL), 0);
-    cox_pool_free(other);
-    cox_pool_free(pool);
 }
 
 LEAK_TEST(b24_b37_counts_neither_overflow_nor_underflow)
 {
-    struct cox_pool *pool = pool_made(&fixed);
+    struct cox_pool *pool = own_pool(&fixed);
     struct cox_block_ref ref = pool_allocated(pool, 1);
     uint32_t count = 1;
     while (cox_pool_ref(pool, &ref, NULL) == 0)
@@ -233,12 +222,11 @@ LEAK_TEST(b24_b37_counts_neither_overflow_nor_underflow)
         assert_int_equal(cox_pool_unref(pool, &ref, NULL), 0);
     assert_int_equal(cox_pool_unref(pool, &ref, NULL), COX_STALE);
     pool_is_whole(pool);
-    cox_pool_free(pool);
 }
 
 LEAK_TEST(h21_find_by_offset_and_pointer)
 {
-    struct cox_pool *pool = pool_made(&fixed), *other = pool_attached(pool);
+    struct cox_pool *pool = own_pool(&fixed), *other = own_attached(pool);
     struct cox_block_ref ref = pool_allocated(pool, 100), found;
     uint64_t offset = 0;
     assert_int_equal(cox_pool_offset(pool, &ref, &offset), 0);
@@ -259,19 +247,20 @@ LEAK_TEST(h21_find_by_offset_and_pointer)
     assert_int_equal(cox_pool_find(pool, UINT64_MAX, &found), COX_NOT_FOUND);
     assert_int_equal(cox_pool_unref(pool, &ref, NULL), 0);
     assert_int_equal(cox_pool_find(pool, offset, &found), COX_NOT_FOUND);
-    cox_pool_free(other);
-    cox_pool_free(pool);
 }
+
+TEST_OWNED(cox_domains_free)
 
 LEAK_TEST(h24_h25_h26_bytes_go_in_out_and_across)
 {
     struct cox_domains *domains = NULL;
     assert_int_equal(cox_domains_new(&domains), 0);
+    test_own(domains, cox_domains_free_owned);
     struct cox_pool_options options = fixed;
-    struct cox_pool *host = pool_made(&options);
+    struct cox_pool *host = own_pool(&options);
     options.domains = domains;
     options.domain = (struct cox_domain_id){COX_DOMAIN_BOUNCE, 0};
-    struct cox_pool *bounce = pool_made(&options);
+    struct cox_pool *bounce = own_pool(&options);
     uint8_t pattern[1000], seen[1000] = {0};
     for (size_t i = 0; i < sizeof pattern; i++)
         pattern[i] = (uint8_t)(i * 7 + 1);
@@ -294,30 +283,22 @@ LEAK_TEST(h24_h25_h26_bytes_go_in_out_and_across)
     assert_int_equal(cox_pool_unref(host, &a, NULL), 0);
     assert_int_equal(cox_pool_copy_from(host, &a, 0, seen, 1, NULL), COX_STALE);
     assert_int_equal(cox_pool_copy(bounce, &b, host, &a, 1, NULL), COX_STALE);
-    cox_pool_free(host);
-    cox_pool_free(bounce);
-    cox_domains_free(domains);
 }
 
 LEAK_TEST(h19_a_reader_reads_only)
 {
-    struct cox_pool *pool = pool_made(&fixed), *reader = NULL;
+    struct cox_pool *pool = own_pool(&fixed), *reader = NULL;
     struct cox_block_ref ref = pool_allocated(pool, 8), none;
     const struct cox_pool_attach_options options = {.size = sizeof(struct cox_pool_attach_options),
                                                     .read_only = true};
-    struct cox_error err = {0};
     char path[64], byte = 1;
-    int fds[2], r;
+    int fds[2];
     cox_pool_fds(pool, fds);
     snprintf(path, sizeof path, "/proc/self/fd/%d", fds[1]);
-    const int given[2] = {fds[0], open(path, O_RDONLY | O_CLOEXEC)};
-    assert_true(given[1] >= 0);
+    const int given[2] = {fds[0], test_own_fd(open(path, O_RDONLY | O_CLOEXEC))};
     /* That fd is not writable, so attaching to write fails. */
-    assert_int_equal(cox_pool_attach(given, NULL, &reader, &err), COX_DENIED);
-    err = (struct cox_error){0};
-    if ((r = cox_pool_attach(given, &options, &reader, &err)))
-        fail_msg("%d %s", r, err.text);
-    close(given[1]);
+    assert_refused(cox_pool_attach(given, NULL, &reader, test_err()), COX_DENIED, "");
+    assert_ok(cox_pool_attach(given, &options, &reader, test_err()));
     assert_int_equal(cox_pool_ref(reader, &ref, NULL), 0);
     assert_int_equal(cox_pool_allocate(reader, 1, &none, NULL), COX_DENIED);
     assert_int_equal(cox_pool_copy_to(reader, &ref, 0, &byte, 1, NULL), COX_DENIED);
@@ -328,7 +309,6 @@ LEAK_TEST(h19_a_reader_reads_only)
     assert_int_equal(cox_pool_unref(reader, &ref, NULL), 0); /* the last one */
     pool_is_whole(pool);
     cox_pool_free(reader);
-    cox_pool_free(pool);
 }
 
 /* ---- attach ---- */
@@ -348,7 +328,7 @@ static int attach_result(int words, int blocks, const char *word)
 
 LEAK_TEST(h19_b23_what_is_no_pool_is_refused)
 {
-    struct cox_pool *pool = pool_made(&fixed), *other = pool_made(&fixed);
+    struct cox_pool *pool = own_pool(&fixed), *other = own_pool(&fixed);
     int fds[2], others[2];
     cox_pool_fds(pool, fds);
     cox_pool_fds(other, others);
@@ -358,26 +338,20 @@ LEAK_TEST(h19_b23_what_is_no_pool_is_refused)
     assert_int_equal(attach_result(fds[0], -1, ""), COX_CORRUPT);
     assert_int_equal(attach_result(fds[0], 1 << 20, ""), -EBADF);
     /* Memory that can shrink while it is mapped. */
-    int loose = memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int loose = test_own_fd(memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     assert_int_equal(ftruncate(loose, 1 << 20), 0);
     assert_int_equal(attach_result(loose, fds[1], "seal"), COX_DENIED);
     assert_int_equal(fcntl(loose, F_ADD_SEALS, F_SEAL_GROW), 0);
     assert_int_equal(attach_result(loose, fds[1], "seal"), COX_DENIED);
     assert_int_equal(fcntl(loose, F_ADD_SEALS, F_SEAL_SHRINK), 0);
     assert_int_equal(attach_result(loose, fds[1], "no pool"), COX_CORRUPT);
-    close(loose);
-    loose = memfd_create("small", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    loose = test_own_fd(memfd_create("small", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     assert_int_equal(ftruncate(loose, 100), 0);
     assert_int_equal(fcntl(loose, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK), 0);
     assert_int_equal(attach_result(loose, fds[1], "100"), COX_CORRUPT);
-    close(loose);
     int pipes[2];
-    assert_int_equal(pipe2(pipes, O_CLOEXEC), 0);
+    test_pipe(pipes);
     assert_int_equal(attach_result(pipes[0], fds[1], "memory"), COX_DENIED);
-    close(pipes[0]);
-    close(pipes[1]);
-    cox_pool_free(pool);
-    cox_pool_free(other);
 }
 
 LEAK_TEST(h19_b23_words_that_contradict_themselves_are_refused)
@@ -400,7 +374,7 @@ LEAK_TEST(h19_b23_words_that_contradict_themselves_are_refused)
         {offsetof(struct cox_pool_layout_header, blocks_ino), 8, 0},
         {offsetof(struct cox_pool_layout_header, blocks_dev), 8, 0},
     };
-    struct cox_pool *pool = pool_made(&fixed);
+    struct cox_pool *pool = own_pool(&fixed);
     int fds[2];
     cox_pool_fds(pool, fds);
     uint8_t *bytes = mmap(NULL, COX_POOL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
@@ -432,7 +406,6 @@ LEAK_TEST(h19_b23_words_that_contradict_themselves_are_refused)
     header->constants_crc = crc;
     munmap(bytes, COX_POOL_PAGE_SIZE);
     assert_int_equal(attach_result(fds[0], fds[1], ""), 0);
-    cox_pool_free(pool);
 }
 
 LEAK_TEST(b23_b32_overwritten_words_crash_no_process)
@@ -451,7 +424,7 @@ LEAK_TEST(b23_b32_overwritten_words_crash_no_process)
     uint64_t random = 4711;
     for (size_t kind = 0; kind < 2; kind++)
         for (int round = 0; round < 60; round++) {
-            struct cox_pool *pool = pool_made(&both[kind]), *other = pool_attached(pool);
+            struct cox_pool *pool = own_pool(&both[kind]), *other = own_attached(pool);
             struct cox_block_ref refs[20] = {{0}}, found;
             struct stat st;
             int fds[2];
@@ -485,8 +458,8 @@ LEAK_TEST(b23_b32_overwritten_words_crash_no_process)
                     cox_pool_sweep(pool);
             }
             munmap(words, (size_t)st.st_size);
-            cox_pool_free(other);
-            cox_pool_free(pool);
+            test_release(other);
+            test_release(pool);
         }
 }
 
@@ -496,20 +469,19 @@ LEAK_TEST(h20_rows_are_taken_and_given_back)
 {
     struct cox_pool_options options = fixed;
     options.owner_count_max = 3;
-    struct cox_pool *pools[3] = {pool_made(&options)}, *more = NULL;
+    struct cox_pool *pools[3] = {own_pool(&options)}, *more = NULL;
     int fds[2];
-    pools[1] = pool_attached(pools[0]);
-    pools[2] = pool_attached(pools[0]);
+    pools[1] = own_attached(pools[0]);
+    pools[2] = own_attached(pools[0]);
     cox_pool_fds(pools[0], fds);
     assert_refused(cox_pool_attach(fds, NULL, &more, test_err()), COX_FULL, "3 owners");
     struct cox_block_ref ref = pool_allocated(pools[1], 1);
-    pools[1] = cox_pool_free(pools[1]);
-    more = pool_attached(pools[0]);
+    test_release(pools[1]);
+    more = own_attached(pools[0]);
     assert_int_equal(cox_pool_unref(more, &ref, NULL), COX_STALE); /* of the last owner */
-    cox_pool_free(more);
-    cox_pool_free(pools[0]);
+    test_release(more);
+    test_release(pools[0]);
     pool_is_whole(pools[2]);
-    cox_pool_free(pools[2]);
 }
 
 static void child_of_a_fork(void *context)
@@ -527,7 +499,7 @@ static void child_of_a_fork(void *context)
 
 LEAK_TEST(h20_the_child_of_a_fork_changes_nothing)
 {
-    struct cox_pool *pool = pool_made(&fixed);
+    struct cox_pool *pool = own_pool(&fixed);
     struct cox_block_ref refs[BLOCK_COUNT];
     for (int i = 0; i < BLOCK_COUNT; i++)
         refs[i] = pool_allocated(pool, 1);
@@ -537,7 +509,6 @@ LEAK_TEST(h20_the_child_of_a_fork_changes_nothing)
     for (int i = 0; i < BLOCK_COUNT; i++)
         assert_int_equal(cox_pool_unref(pool, &refs[i], NULL), 0);
     pool_is_whole(pool);
-    cox_pool_free(pool);
 }
 
 static void count_line(void *context, const char *text)
@@ -548,7 +519,7 @@ static void count_line(void *context, const char *text)
 
 LEAK_TEST(h16_dump_and_stats)
 {
-    struct cox_pool *pool = pool_made(&fixed);
+    struct cox_pool *pool = own_pool(&fixed);
     struct cox_block_ref ref = pool_allocated(pool, 1);
     uint32_t lines = 0;
     assert_int_equal(cox_pool_queue_join(pool, 1234, NULL), 0);
@@ -565,13 +536,12 @@ LEAK_TEST(h16_dump_and_stats)
     assert_int_equal(stats.pin_count, 1);
     assert_int_equal(stats.allocated, 1);
     assert_int_equal(stats.freed, 0);
-    cox_pool_free(pool);
 }
 
 /* Reopening a device's fd gives the device, not the memory. */
 LEAK_TEST(h24_what_is_no_file_is_not_shared_for_reading_only)
 {
-    struct cox_pool *pool = pool_made(&fixed);
+    struct cox_pool *pool = own_pool(&fixed);
     struct cox_pool_handle handle;
     struct cox_exporter *exporter = NULL;
     const int kept = pool->memory->fd, device = open("/dev/zero", O_RDWR | O_CLOEXEC);
@@ -585,5 +555,4 @@ LEAK_TEST(h24_what_is_no_file_is_not_shared_for_reading_only)
     cox_pool_unexport(exporter, &handle);
     cox_exporter_free(exporter);
     close(device);
-    cox_pool_free(pool);
 }
