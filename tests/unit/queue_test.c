@@ -2,17 +2,6 @@
  * unpinned. */
 #include "queue_fixture.h"
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <pthread.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include "memory/domain/domain_table.h"
 #include "memory/pool/pool_layout.h"
 #include "memory/queue/queue_internal.h"
@@ -51,6 +40,7 @@ static int teardown(void **state)
 #define TEST(name) TEST_WITH(name, setup, teardown)
 
 TEST_OWNED(cox_pool_free)
+TEST_OWNED(cox_queue_free)
 TEST_OWNED(cox_publisher_free)
 TEST_OWNED(cox_subscriber_free)
 
@@ -64,11 +54,30 @@ static struct cox_publisher *publisher_new(struct cox_queue *of, struct cox_pool
     return test_own(fixture_publisher(of, pool, domains, NULL), cox_publisher_free_owned);
 }
 
-/* Of the queue; it copies into the pool, which may be NULL. */
+static struct cox_queue *queue_new(const struct cox_queue_options *options)
+{
+    struct cox_queue *made = NULL;
+    assert_ok(cox_queue_create(options, &made, test_err()));
+    return test_own(made, cox_queue_free_owned);
+}
+
+static struct cox_queue *queue_again(struct cox_queue *of)
+{
+    struct cox_queue *attached = NULL;
+    assert_ok(cox_queue_attach(cox_queue_fd(of), NULL, &attached, test_err()));
+    return test_own(attached, cox_queue_free_owned);
+}
+
+/* It copies into the pool, which may be NULL. */
+static struct cox_subscriber *subscriber_of(struct cox_queue *of, struct cox_pool *pool)
+{
+    return test_own(fixture_subscriber(of, pool, &host, 1, domains, NULL),
+                    cox_subscriber_free_owned);
+}
+
 static struct cox_subscriber *subscriber_new(struct cox_pool *pool)
 {
-    return test_own(fixture_subscriber(queue, pool, &host, 1, domains, NULL),
-                    cox_subscriber_free_owned);
+    return subscriber_of(queue, pool);
 }
 
 static struct cox_subscriber *host_subscriber(void)
@@ -221,16 +230,18 @@ TEST(h6_without_a_pool_other_domains_are_refused_with_words)
 #define OWN_KIND 64
 #define OWN_COUNT (COX_DOMAIN_COUNT_MAX - 2) /* without host and bounce */
 
-static struct cox_pool *pool_on(const struct cox_domains *table, uint32_t device)
+static struct cox_pool *pool_on(const struct cox_domains *table, struct cox_domain_id id,
+                                bool on_demand)
 {
     const struct cox_pool_options options = {.size = sizeof(struct cox_pool_options),
                                              .domains = table,
-                                             .domain = {OWN_KIND, device},
+                                             .domain = id,
                                              .block_size = FIXTURE_BLOCK_SIZE,
-                                             .block_count = 2};
+                                             .block_count = 4,
+                                             .on_demand = on_demand};
     struct cox_pool *pool = NULL;
     assert_ok(cox_pool_create(&options, &pool, test_err()));
-    return pool;
+    return test_own(pool, cox_pool_free_owned);
 }
 
 /* Each domain has its own bit of the mask, also the last one. */
@@ -244,18 +255,17 @@ TEST(h6_h12_a_message_has_a_copy_in_each_of_32_domains)
     struct cox_subscriber *takers[2][COX_DOMAIN_COUNT_MAX], *none = NULL;
     struct cox_message messages[2][COX_DOMAIN_COUNT_MAX];
     struct cox_domains *others;
-    struct cox_queue *wide;
     assert_int_equal(
         cox_domains_add(domains, OWN_KIND, OWN_COUNT, &cox_domain_bounce_functions, NULL, NULL), 0);
-    assert_int_equal(cox_queue_create(&options, &wide, NULL), 0);
-    struct cox_publisher *from = fixture_publisher(wide, host, domains, NULL);
-    pools[0] = fixture_pool(domains, COX_DOMAIN_HOST, 2);
-    pools[1] = fixture_pool(domains, COX_DOMAIN_BOUNCE, 2);
+    struct cox_queue *wide = queue_new(&options);
+    struct cox_publisher *from = publisher_new(wide, host);
+    pools[0] = pool_new(COX_DOMAIN_HOST, 2);
+    pools[1] = pool_new(COX_DOMAIN_BOUNCE, 2);
     for (uint32_t i = 0; i < OWN_COUNT; i++)
-        pools[2 + i] = pool_on(domains, i);
+        pools[2 + i] = pool_on(domains, (struct cox_domain_id){OWN_KIND, i}, false);
     for (int round = 0; round < 2; round++)
         for (uint32_t i = 0; i < COX_DOMAIN_COUNT_MAX; i++)
-            takers[round][i] = fixture_subscriber(wide, pools[i], &host, 1, domains, NULL);
+            takers[round][i] = subscriber_of(wide, pools[i]);
     assert_int_equal(fixture_publish(from, host, 100, 9, NULL), 0);
     for (int round = 0; round < 2; round++)
         for (uint32_t i = 0; i < COX_DOMAIN_COUNT_MAX; i++) {
@@ -267,31 +277,19 @@ TEST(h6_h12_a_message_has_a_copy_in_each_of_32_domains)
     assert_int_equal(cox_domains_new(&others), 0);
     assert_int_equal(
         cox_domains_add(others, OWN_KIND + 1, 1, &cox_domain_bounce_functions, NULL, NULL), 0);
-    const struct cox_pool_options one_more = {.size = sizeof(struct cox_pool_options),
-                                              .domains = others,
-                                              .domain = {OWN_KIND + 1, 0},
-                                              .block_size = FIXTURE_BLOCK_SIZE,
-                                              .block_count = 1};
-    struct cox_pool *strange = NULL;
-    assert_int_equal(cox_pool_create(&one_more, &strange, NULL), 0);
+    struct cox_pool *strange = pool_on(others, (struct cox_domain_id){OWN_KIND + 1, 0}, false);
     const struct cox_subscriber_options late = {
         .size = sizeof(struct cox_subscriber_options), .pool = strange, .domains = others};
     assert_refused(cox_subscriber_new(wide, &late, &none, test_err()), COX_FULL, "32 domains");
-    cox_pool_free(strange);
+    test_release(strange);
     cox_domains_free(others);
     for (int round = 0; round < 2; round++)
         for (uint32_t i = 0; i < COX_DOMAIN_COUNT_MAX; i++)
             fixture_let_go(&messages[round][i]);
     /* Taken by all subscribers: all 32 copies are unpinned while all endpoints exist. */
     assert_int_equal(fixture_used(host), 0);
-    for (uint32_t i = 0; i < COX_DOMAIN_COUNT_MAX; i++) {
+    for (uint32_t i = 0; i < COX_DOMAIN_COUNT_MAX; i++)
         assert_int_equal(fixture_used(pools[i]), 0);
-        cox_subscriber_free(takers[0][i]);
-        cox_subscriber_free(takers[1][i]);
-        cox_pool_free(pools[i]);
-    }
-    cox_publisher_free(from);
-    cox_queue_free(wide);
 }
 
 /* ---- a domain that fails ---- */
@@ -326,21 +324,13 @@ static int failing_copy_to(struct cox_domain_memory *memory, uint64_t offset, co
 
 static struct cox_pool *failing_pool(void)
 {
-    const struct cox_pool_options options = {.size = sizeof(struct cox_pool_options),
-                                             .domains = domains,
-                                             .domain = {OWN_KIND, 0},
-                                             .block_size = FIXTURE_BLOCK_SIZE,
-                                             .block_count = 4,
-                                             .on_demand = true};
-    struct cox_pool *pool = NULL;
     memset(&failing, 0, sizeof failing);
     failing_functions = cox_domain_bounce_functions;
     failing_functions.create = failing_create;
     failing_functions.commit = failing_commit;
     failing_functions.copy_to = failing_copy_to;
     assert_int_equal(cox_domains_add(domains, OWN_KIND, 1, &failing_functions, NULL, NULL), 0);
-    assert_int_equal(cox_pool_create(&options, &pool, NULL), 0);
-    return test_own(pool, cox_pool_free_owned);
+    return pool_on(domains, (struct cox_domain_id){OWN_KIND, 0}, true);
 }
 
 TEST(h6_h28_a_domain_without_memory_leaves_the_message)
@@ -398,10 +388,9 @@ TEST(h5_what_cannot_be_reached_is_reported_once)
 {
     struct cox_subscriber *stranger = strange_subscriber();
     struct cox_message message;
-    struct cox_error err = {0};
     publish(1);
     publish(2);
-    assert_int_equal(cox_subscriber_take(stranger, &message, &err), COX_PEER_DEAD);
+    assert_int_equal(cox_subscriber_take(stranger, &message, NULL), COX_PEER_DEAD);
     assert_int_equal(cox_subscriber_take(stranger, &message, NULL), COX_PEER_DEAD);
     take_nothing(stranger);
     assert_int_equal(fixture_used(host), 0);
@@ -421,13 +410,13 @@ static uint32_t fds_open(void)
 /* Short-lived publishers, each with a pool of its own. */
 TEST(h13_b15_pools_that_are_over_do_not_pile_up)
 {
-    struct cox_subscriber *stays = fixture_subscriber(queue, NULL, NULL, 0, domains, NULL);
+    struct cox_subscriber *stays = strange_subscriber();
     struct cox_message kept = {0};
     uint32_t open = 0;
     for (uint64_t turn = 1; turn <= 100; turn++) {
         struct cox_exporter *exporter = NULL;
         assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
-        struct cox_pool *pool = fixture_pool(domains, COX_DOMAIN_HOST, 4);
+        struct cox_pool *pool = pool_new(COX_DOMAIN_HOST, 4);
         struct cox_publisher *comes = fixture_publisher(queue, pool, domains, exporter);
         struct cox_message message;
         assert_int_equal(fixture_publish(comes, pool, 64, turn, NULL), 0);
@@ -439,7 +428,7 @@ TEST(h13_b15_pools_that_are_over_do_not_pile_up)
         else
             fixture_let_go(&message);
         cox_publisher_free(comes);
-        cox_pool_free(pool);
+        test_release(pool);
         cox_exporter_free(exporter);
         if (turn == 40)
             open = fds_open();
@@ -447,7 +436,6 @@ TEST(h13_b15_pools_that_are_over_do_not_pile_up)
     assert_true(fds_open() <= open);
     assert_true(fixture_is_sound(&kept));
     fixture_let_go(&kept);
-    cox_subscriber_free(stays);
 }
 
 /* ---- which messages a subscriber gets ---- */
@@ -519,28 +507,26 @@ TEST(h9_leaving_counts_as_having_skipped_everything)
 /* Two attachments to one queue in one process, with one pool, are independent. */
 TEST(h9_b37_of_two_in_one_process_the_first_to_leave_ends_nothing)
 {
-    struct cox_pool *pool = fixture_pool(domains, COX_DOMAIN_HOST, 8);
-    struct cox_queue *one = fixture_queue(4), *two = NULL;
+    struct cox_pool *pool = pool_new(COX_DOMAIN_HOST, 8);
+    struct cox_queue *two = queue_again(queue);
     struct cox_message message;
-    assert_int_equal(cox_queue_attach(cox_queue_fd(one), NULL, &two, NULL), 0);
-    struct cox_publisher *first = fixture_publisher(one, pool, domains, NULL);
-    struct cox_publisher *second = fixture_publisher(two, pool, domains, NULL);
-    struct cox_subscriber *subscriber = fixture_subscriber(two, NULL, &pool, 1, domains, NULL);
+    struct cox_publisher *first = publisher_new(queue, pool), *second = publisher_new(two, pool);
+    struct cox_subscriber *subscriber =
+        test_own(fixture_subscriber(two, NULL, &pool, 1, domains, NULL), cox_subscriber_free_owned);
     assert_int_equal(fixture_publish(second, pool, 100, 7, NULL), 0);
-    cox_publisher_free(first);
-    cox_queue_free(one);
+    test_release(first);
+    publisher = cox_publisher_free(publisher);
+    queue = cox_queue_free(queue);
     assert_int_equal(fixture_used(pool), 1);
     assert_int_equal(cox_subscriber_take(subscriber, &message, NULL), 0);
     assert_true(fixture_is_sound(&message));
     fixture_let_go(&message);
     assert_int_equal(fixture_publish(second, pool, 100, 8, NULL), 0);
     /* The last one ends it. */
-    cox_publisher_free(second);
+    test_release(second);
     assert_int_equal(fixture_used(pool), 1);
-    cox_subscriber_free(subscriber);
+    test_release(subscriber);
     assert_int_equal(fixture_used(pool), 0);
-    cox_queue_free(two);
-    cox_pool_free(pool);
 }
 
 static void *thread_join_stuck(void *argument)
@@ -593,14 +579,13 @@ TEST(b14_memory_of_huge_pages_is_refused)
 {
     struct cox_queue *none = NULL;
     int fd = memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
-    if (fd < 0 || fchmod(fd, 0600) < 0 || ftruncate(fd, 64 << 20) < 0 ||
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0) {
-        if (fd >= 0)
-            close(fd);
+    if (fd < 0)
         skip();
-    }
+    test_own_fd(fd);
+    if (fchmod(fd, 0600) < 0 || ftruncate(fd, 64 << 20) < 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
+        skip();
     assert_int_equal(cox_queue_attach(fd, NULL, &none, NULL), COX_DENIED);
-    close(fd);
 }
 
 TEST(h9_without_subscribers_nothing_is_kept)
@@ -831,8 +816,7 @@ TEST(h12_a29_limits_are_refused_with_their_numbers)
                                               .domain_count_max = 32,
                                               .publisher_count_max = 65535,
                                               .subscriber_count_max = 65535};
-    assert_int_equal(cox_queue_create(&largest, &none, NULL), 0);
-    cox_queue_free(none);
+    queue_new(&largest);
 }
 
 TEST(h12_one_endpoint_too_many_gets_the_limit)
@@ -848,10 +832,9 @@ TEST(h12_one_endpoint_too_many_gets_the_limit)
         .size = sizeof(struct cox_subscriber_options), .pool = bounce, .domains = domains};
     const struct cox_publisher_options publishing = {.size = sizeof(struct cox_publisher_options),
                                                      .pool = host};
-    struct cox_queue *small;
     struct cox_publisher *first, *none = NULL;
     struct cox_subscriber *a, *b, *c = NULL;
-    assert_int_equal(cox_queue_create(&options, &small, NULL), 0);
+    struct cox_queue *small = queue_new(&options);
     assert_int_equal(cox_publisher_new(small, &publishing, &first, NULL), 0);
     assert_refused(cox_publisher_new(small, &publishing, &none, test_err()), COX_FULL,
                    "1 publishers");
@@ -868,7 +851,6 @@ TEST(h12_one_endpoint_too_many_gets_the_limit)
     cox_publisher_free(first);
     assert_int_equal(cox_subscriber_new(small, &far, &c, NULL), 0);
     cox_subscriber_free(c);
-    cox_queue_free(small);
 }
 
 /* 65,535 of each, all but two written into the memory directly, and each counts. */
@@ -882,12 +864,11 @@ TEST(h12_the_65536th_endpoint_is_refused)
         .size = sizeof(struct cox_subscriber_options), .pools = &host, .pool_count = 1};
     const struct cox_publisher_options publishing = {.size = sizeof(struct cox_publisher_options),
                                                      .pool = host};
-    struct cox_queue *large;
     struct cox_publisher *last, *none = NULL;
     struct cox_subscriber *taker, *no_taker = NULL;
     struct cox_message message;
     uint64_t number;
-    assert_int_equal(cox_queue_create(&options, &large, NULL), 0);
+    struct cox_queue *large = queue_new(&options);
     for (uint32_t i = 0; i + 1 < COX_QUEUE_ENDPOINT_COUNT_MAX; i++) {
         atomic_store(&cox_queue_publisher_at(large, i)->publisher_process, large->identity);
         atomic_store(&cox_queue_subscriber_at(large, i)->subscriber_next, 1);
@@ -912,7 +893,6 @@ TEST(h12_the_65536th_endpoint_is_refused)
     cox_subscriber_free(taker);
     assert_int_equal(fixture_used(host), 0);
     cox_publisher_free(last);
-    cox_queue_free(large);
 }
 
 /* Entries are reused, but not those of a message. */
@@ -920,30 +900,22 @@ TEST(h12_pools_come_and_go)
 {
     const struct cox_queue_options options = {
         .size = sizeof(struct cox_queue_options), .depth = 4, .pool_count_max = 2};
-    struct cox_queue *small;
-    assert_int_equal(cox_queue_create(&options, &small, NULL), 0);
-    struct cox_publisher *of_host = fixture_publisher(small, host, domains, NULL);
-    struct cox_subscriber *taker = fixture_subscriber(small, NULL, &host, 1, domains, NULL);
+    struct cox_queue *small = queue_new(&options);
+    struct cox_publisher *of_host = publisher_new(small, host), *none = NULL;
+    struct cox_subscriber *taker = subscriber_of(small, NULL);
     uint64_t number;
     assert_int_equal(fixture_publish(of_host, host, 100, 1, &number), 0);
-    cox_publisher_free(of_host);
+    test_release(of_host);
     for (int i = 0; i < 8; i++) {
-        struct cox_pool *passing = fixture_pool(domains, COX_DOMAIN_HOST, 1);
-        struct cox_publisher *of_passing = fixture_publisher(small, passing, domains, NULL);
-        cox_publisher_free(of_passing);
-        cox_pool_free(passing);
+        struct cox_pool *passing = pool_new(COX_DOMAIN_HOST, 1);
+        test_release(publisher_new(small, passing));
+        test_release(passing);
     }
-    struct cox_pool *third = fixture_pool(domains, COX_DOMAIN_HOST, 1);
-    struct cox_publisher *of_third = fixture_publisher(small, third, domains, NULL);
-    struct cox_publisher *none = NULL;
+    publisher_new(small, pool_new(COX_DOMAIN_HOST, 1));
     const struct cox_publisher_options publishing = {
         .size = sizeof(struct cox_publisher_options), .pool = bounce, .domains = domains};
     assert_refused(cox_publisher_new(small, &publishing, &none, test_err()), COX_FULL, "2 pools");
     take_and_let_go(taker, 1);
-    cox_subscriber_free(taker);
-    cox_publisher_free(of_third);
-    cox_pool_free(third);
-    cox_queue_free(small);
 }
 
 TEST(h11_b35_a_queue_does_not_grow_under_others)
@@ -969,7 +941,7 @@ TEST(h11_b35_a_queue_does_not_grow_under_others)
 static int memory_of(const void *bytes, size_t size, int seals)
 {
     int fd = memfd_create("queue_test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    assert_true(fd >= 0);
+    test_own_fd(fd);
     assert_int_equal(fchmod(fd, 0600), 0);
     assert_int_equal(write(fd, bytes, size), (ssize_t)size);
     if (seals)
@@ -988,7 +960,7 @@ static void attach_memory(const void *bytes, size_t size, int seals, int expecte
     if (r)
         assert_true(err.text[0] != '\0');
     cox_queue_free(none);
-    close(fd);
+    test_close(fd);
 }
 
 #define BOTH_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
@@ -996,7 +968,7 @@ static void attach_memory(const void *bytes, size_t size, int seals, int expecte
 TEST(h2_a29_b16_attach_trusts_nothing_before_it_is_checked)
 {
     const size_t size = queue->region.size;
-    struct cox_queue_layout *copy = malloc(size);
+    struct cox_queue_layout *copy = test_own(malloc(size), free);
     memcpy(copy, queue->layout, size);
     attach_memory(copy, size, BOTH_SEALS, 0);
     attach_memory(copy, size, 0, COX_DENIED);
@@ -1037,7 +1009,6 @@ TEST(h2_a29_b16_attach_trusts_nothing_before_it_is_checked)
     *header = good;
     header->id = 0;
     attach_memory(copy, size, BOTH_SEALS, COX_CORRUPT);
-    free(copy);
     struct cox_queue *none = NULL;
     assert_int_equal(cox_queue_attach(STDERR_FILENO, NULL, &none, NULL), COX_DENIED);
     assert_int_equal(cox_queue_attach(-1, NULL, &none, NULL), -EBADF);
@@ -1045,17 +1016,13 @@ TEST(h2_a29_b16_attach_trusts_nothing_before_it_is_checked)
 
 TEST(h3_h17_h20_nothing_has_a_name_and_the_last_one_out_leaves_nothing)
 {
-    struct cox_queue *again;
-    assert_int_equal(cox_queue_attach(cox_queue_fd(queue), NULL, &again, NULL), 0);
-    struct cox_subscriber *taker = fixture_subscriber(again, NULL, &host, 1, domains, NULL);
+    struct cox_subscriber *taker = subscriber_of(queue_again(queue), NULL);
     publish(6);
     take_and_let_go(taker, 6);
     char path[64], target[128] = "";
     snprintf(path, sizeof path, "/proc/self/fd/%d", cox_queue_fd(queue));
     assert_true(readlink(path, target, sizeof target - 1) > 0);
     assert_contains(target, "memfd:cox_queue (deleted)");
-    cox_subscriber_free(taker);
-    cox_queue_free(again);
 }
 
 /* ---- display ---- */
