@@ -3,9 +3,6 @@
 #include "channel/kv/kv_blocks_layout.h"
 #include "tests/lib/test.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static const struct cox_cache_geometry small = {
     .layer_count = 2,
     .kv_head_count = 3,
@@ -15,12 +12,28 @@ static const struct cox_cache_geometry small = {
     .swap_block_count = 4,
 };
 
-static struct cox_cache *open_cache(void)
+TEST_OWNED(cox_cache_free)
+
+/* The test's own, of lent memory or of its own. */
+static struct cox_cache *cache_of(const struct cox_cache_geometry *geometry, void *memory)
 {
     struct cox_cache *cache = NULL;
+    assert_ok(cox_cache_new(geometry, memory, &cache, test_err()));
+    return test_own(cache, cox_cache_free_owned);
+}
 
-    assert_int_equal(cox_cache_new(&small, NULL, &cache, NULL), 0);
-    return cache;
+static struct cox_cache *open_cache(void)
+{
+    return cache_of(&small, NULL);
+}
+
+static void *lent_memory(void)
+{
+    const size_t size = (size_t)cox_cache_block_size(&small) * small.block_count;
+    void *memory = aligned_alloc(COX_CACHE_ALIGNMENT, size);
+    assert_non_null(memory);
+    memset(memory, 'x', size);
+    return test_own(memory, free);
 }
 
 /* Every block gets a byte of its own. */
@@ -33,38 +46,19 @@ static void mark_blocks(struct cox_cache *cache)
 static char mark_of(struct cox_cache *cache, int block)
 {
     const char *bytes = cox_cache_block(cache, block);
-
     assert_int_equal(bytes[0], bytes[cox_cache_block_size(&small) - 1]);
     return bytes[0];
 }
 
-static int swap_out(struct cox_cache *cache, const struct cox_block_pair *pairs, uint32_t count,
-                    struct cox_error *err)
-{
-    const struct cox_batch batch = {.swap_out = pairs, .swap_out_count = count};
-    return cox_cache_move(cache, &batch, err);
-}
-
-static int swap_in(struct cox_cache *cache, const struct cox_block_pair *pairs, uint32_t count,
-                   struct cox_error *err)
-{
-    const struct cox_batch batch = {.swap_in = pairs, .swap_in_count = count};
-    return cox_cache_move(cache, &batch, err);
-}
-
-static int copy_blocks(struct cox_cache *cache, const struct cox_block_pair *pairs, uint32_t count,
-                       struct cox_error *err)
-{
-    const struct cox_batch batch = {.copy = pairs, .copy_count = count};
-    return cox_cache_move(cache, &batch, err);
-}
+/* One list of a batch: swap_out, swap_in or copy. */
+#define MOVE(cache, list, pairs, count, err)                                                       \
+    cox_cache_move(cache, &(struct cox_batch){.list = (pairs), .list##_count = (count)}, err)
 
 PLAIN_TEST(blocks_hold_layers_heads_and_positions_apart)
 {
     const size_t length = (size_t)small.block_size * small.head_dim;
     struct cox_cache *cache = open_cache();
     float number = 0;
-
     /* 2 layers, keys and values, 3 heads, 5 positions, 4 floats: 960 bytes, already aligned. */
     assert_int_equal(cox_cache_block_size(&small), 960);
     for (int pass = 0; pass < 2; pass++) {
@@ -85,22 +79,14 @@ PLAIN_TEST(blocks_hold_layers_heads_and_positions_apart)
                     }
                 }
     }
-    cox_cache_free(cache);
 }
 
 PLAIN_TEST(lent_memory_is_used_as_it_is)
 {
-    const size_t size = (size_t)cox_cache_block_size(&small) * small.block_count;
-    char *memory = aligned_alloc(COX_CACHE_ALIGNMENT, size);
-    struct cox_cache *cache = NULL;
-
-    assert_non_null(memory);
-    memset(memory, 'x', size);
-    assert_int_equal(cox_cache_new(&small, memory, &cache, NULL), 0);
+    char *memory = lent_memory();
+    struct cox_cache *cache = cache_of(&small, memory);
     assert_ptr_equal(cox_cache_block(cache, 0), memory);
     assert_int_equal(mark_of(cache, 5), 'x');
-    cox_cache_free(cache);
-    free(memory);
 }
 
 PLAIN_TEST(moves_follow_their_pairs)
@@ -109,18 +95,16 @@ PLAIN_TEST(moves_follow_their_pairs)
     const struct cox_block_pair in[] = {{3, 4}, {2, 0}};
     const struct cox_block_pair copy[] = {{4, 5}, {5, 1}, {2, 2}};
     struct cox_cache *cache = open_cache();
-
     mark_blocks(cache);
-    assert_int_equal(swap_out(cache, out, 2, NULL), 0);
-    assert_int_equal(swap_in(cache, in, 2, NULL), 0);
+    assert_int_equal(MOVE(cache, swap_out, out, 2, NULL), 0);
+    assert_int_equal(MOVE(cache, swap_in, in, 2, NULL), 0);
     assert_int_equal(mark_of(cache, 4), 'a');
     assert_int_equal(mark_of(cache, 0), 'b');
-    assert_int_equal(copy_blocks(cache, copy, 3, NULL), 0);
+    assert_int_equal(MOVE(cache, copy, copy, 3, NULL), 0);
     assert_int_equal(mark_of(cache, 5), 'a');
     assert_int_equal(mark_of(cache, 1), 'a');
     assert_int_equal(mark_of(cache, 2), 'c');
     assert_int_equal(mark_of(cache, 3), 'd');
-    cox_cache_free(cache);
 }
 
 /* Out, then in, then copy: each list needs what the one before it left. */
@@ -136,11 +120,9 @@ PLAIN_TEST(batch_moves_have_their_order)
         .copy_count = 1,
     };
     struct cox_cache *cache = open_cache();
-
     mark_blocks(cache);
     assert_int_equal(cox_cache_move(cache, &batch, NULL), 0);
     assert_int_equal(mark_of(cache, 2), 'a');
-    cox_cache_free(cache);
 }
 
 PLAIN_TEST(bad_block_ids_move_nothing)
@@ -148,23 +130,21 @@ PLAIN_TEST(bad_block_ids_move_nothing)
     static const struct cox_block_pair bad[] = {{-1, 0},        {0, -1},        {6, 0}, {0, 6},
                                                 {INT32_MIN, 0}, {0, INT32_MAX}, {4, 6}, {6, 4}};
     struct cox_cache *cache = open_cache();
-
     mark_blocks(cache);
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         const struct cox_block_pair pairs[] = {{0, 1}, bad[i]};
         const struct cox_batch batch = {
             .swap_out = pairs, .swap_out_count = 1, .copy = pairs, .copy_count = 2};
 
-        assert_refused(swap_out(cache, pairs, 2, test_err()), COX_INVALID, "swap-out 1");
-        assert_int_equal(swap_in(cache, pairs, 2, NULL), COX_INVALID);
-        assert_int_equal(copy_blocks(cache, pairs, 2, NULL), COX_INVALID);
+        assert_refused(MOVE(cache, swap_out, pairs, 2, test_err()), COX_INVALID, "swap-out 1");
+        assert_int_equal(MOVE(cache, swap_in, pairs, 2, NULL), COX_INVALID);
+        assert_int_equal(MOVE(cache, copy, pairs, 2, NULL), COX_INVALID);
         assert_int_equal(cox_cache_move(cache, &batch, NULL), COX_INVALID);
         for (int block = 0; block < 6; block++)
             assert_int_equal(mark_of(cache, block), 'a' + block);
     }
     assert_null(cox_cache_block(cache, -1));
     assert_null(cox_cache_block(cache, 6));
-    cox_cache_free(cache);
 }
 
 PLAIN_TEST(host_blocks_have_their_own_count)
@@ -172,15 +152,12 @@ PLAIN_TEST(host_blocks_have_their_own_count)
     const struct cox_block_pair out = {0, 4}, in = {4, 0}, fine = {5, 3};
     struct cox_cache_geometry none = small;
     struct cox_cache *cache = open_cache();
-
-    assert_int_equal(swap_out(cache, &out, 1, NULL), COX_INVALID);
-    assert_int_equal(swap_in(cache, &in, 1, NULL), COX_INVALID);
-    assert_int_equal(swap_out(cache, &fine, 1, NULL), 0);
-    cox_cache_free(cache);
+    assert_int_equal(MOVE(cache, swap_out, &out, 1, NULL), COX_INVALID);
+    assert_int_equal(MOVE(cache, swap_in, &in, 1, NULL), COX_INVALID);
+    assert_int_equal(MOVE(cache, swap_out, &fine, 1, NULL), 0);
     none.swap_block_count = 0;
-    assert_int_equal(cox_cache_new(&none, NULL, &cache, NULL), 0);
-    assert_int_equal(swap_out(cache, &(struct cox_block_pair){0, 0}, 1, NULL), COX_INVALID);
-    cox_cache_free(cache);
+    cache = cache_of(&none, NULL);
+    assert_int_equal(MOVE(cache, swap_out, (&(struct cox_block_pair){0, 0}), 1, NULL), COX_INVALID);
 }
 
 PLAIN_TEST(new_refuses_absurd_geometry)
@@ -188,7 +165,6 @@ PLAIN_TEST(new_refuses_absurd_geometry)
     struct cox_cache_geometry bad[6] = {small, small, small, small, small, small};
     struct cox_cache_geometry huge = {1024, 1024, 1024, 4096, 1 << 24, 0};
     struct cox_cache *cache = NULL;
-
     bad[0].block_size = 0;
     bad[1].block_size = 4097;
     bad[2].block_count = 0;
@@ -204,14 +180,15 @@ PLAIN_TEST(new_refuses_absurd_geometry)
 
 /* ---- whose blocks they are ---- */
 
+TEST_OWNED(cox_kv_view_free)
+
 /* As another group's rank has it. */
 static struct cox_kv_view *open_reader(struct cox_cache *cache)
 {
     struct cox_kv_view *reader = NULL;
-
     assert_ok(
         cox_kv_view_attach(cox_kv_blocks_info(cox_cache_kv_blocks(cache)).fd, &reader, test_err()));
-    return reader;
+    return test_own(reader, cox_kv_view_free_owned);
 }
 
 static uint64_t owner_of(struct cox_cache *cache, uint32_t block)
@@ -256,24 +233,17 @@ static void step(struct cox_cache *cache, const struct cox_batch *batch)
 
 PLAIN_TEST(lent_memory_has_no_other_user)
 {
-    char *memory = aligned_alloc(COX_CACHE_ALIGNMENT,
-                                 (size_t)cox_cache_block_size(&small) * small.block_count);
-    struct cox_cache *cache = NULL;
+    struct cox_cache *cache = cache_of(&small, lent_memory());
     struct one_row one;
-
-    assert_int_equal(cox_cache_new(&small, memory, &cache, NULL), 0);
     assert_null(cox_cache_kv_blocks(cache));
     step(cache, row_of(&one, 7, 0, 0, 0, 6));
     cox_cache_forget_all(cache);
-    cox_cache_free(cache);
-    free(memory);
 }
 
 PLAIN_TEST(p9_blocks_belong_to_a_sequence_once_its_step_has_succeeded)
 {
     struct cox_cache *cache = open_cache();
     struct one_row one;
-
     for (uint32_t block = 0; block < small.block_count; block++)
         assert_int_equal(owner_of(cache, block), COX_CACHE_UNUSED);
     /* 7 positions of 5 to a block. */
@@ -300,18 +270,15 @@ PLAIN_TEST(p9_blocks_belong_to_a_sequence_once_its_step_has_succeeded)
     assert_int_equal(owner_of(cache, 2), COX_CACHE_UNUSED);
     /* Again, and of slots that never were. */
     cox_cache_forget(cache, (const uint32_t[]){0, 1, UINT32_MAX}, 3);
-    cox_cache_free(cache);
 }
 
 PLAIN_TEST(p9_more_sequences_end_at_once_than_are_looked_for_at_a_time)
 {
     struct cox_cache_geometry many = small;
-    struct cox_cache *cache = NULL;
     uint32_t slots[200];
     struct one_row one;
-
     many.block_count = 204;
-    assert_int_equal(cox_cache_new(&many, NULL, &cache, NULL), 0);
+    struct cox_cache *cache = cache_of(&many, NULL);
     for (uint32_t i = 0; i < 200; i++) {
         slots[i] = i * 100; /* beyond what there are places for at first */
         step(cache, row_of(&one, 1000 + i, slots[i], (int32_t)i, 0, 1));
@@ -321,14 +288,12 @@ PLAIN_TEST(p9_more_sequences_end_at_once_than_are_looked_for_at_a_time)
     for (uint32_t i = 0; i < 199; i++)
         assert_int_equal(owner_of(cache, i), COX_CACHE_UNUSED);
     assert_int_equal(owner_of(cache, 199), 1199);
-    cox_cache_free(cache);
 }
 
 PLAIN_TEST(p9_a_sequence_that_begins_anew_has_no_blocks_of_before)
 {
     struct cox_cache *cache = open_cache();
     struct one_row one;
-
     step(cache, row_of(&one, 7, 0, 0, 0, 10));
     assert_int_equal(cox_cache_begin(cache, row_of(&one, 7, 0, 1, 0, 5), NULL), 0);
     assert_int_equal(owner_of(cache, 0), COX_CACHE_UNUSED);
@@ -336,7 +301,6 @@ PLAIN_TEST(p9_a_sequence_that_begins_anew_has_no_blocks_of_before)
     cox_cache_end(cache, &one.batch);
     assert_int_equal(owner_of(cache, 0), COX_CACHE_UNUSED);
     assert_int_equal(owner_of(cache, 1), 7);
-    cox_cache_free(cache);
 }
 
 PLAIN_TEST(p9_moved_blocks_are_their_sequences)
@@ -344,7 +308,6 @@ PLAIN_TEST(p9_moved_blocks_are_their_sequences)
     const struct cox_block_pair out = {0, 0}, in = {0, 3}, copy = {3, 5};
     struct cox_cache *cache = open_cache();
     struct one_row one;
-
     step(cache, row_of(&one, 7, 0, 0, 0, 1));
     /* To block 3, which is in the table of the row, and to block 5, which is in no table. */
     row_of(&one, 7, 0, 1, 9, 1);
@@ -356,7 +319,6 @@ PLAIN_TEST(p9_moved_blocks_are_their_sequences)
     assert_int_equal(owner_of(cache, 2), 7);
     assert_int_equal(owner_of(cache, 3), 7);
     assert_int_equal(owner_of(cache, 5), COX_CACHE_UNUSED);
-    cox_cache_free(cache);
 }
 
 /* All ways to write a block run at once, whichever process reads it, and it cannot be copied under
@@ -365,11 +327,9 @@ PLAIN_TEST(p9_a_block_that_is_written_has_no_user_whatever_reads_it)
 {
     const struct cox_block_pair in = {0, 0}, copy = {5, 0};
     struct cox_cache *cache = open_cache();
-    struct cox_kv_view *reader;
+    struct cox_kv_view *reader = open_reader(cache);
     struct one_row one;
     char mark;
-
-    reader = open_reader(cache);
     for (int way = 0; way < 5; way++) {
         const int64_t id = 10 + way;
 
@@ -394,8 +354,6 @@ PLAIN_TEST(p9_a_block_that_is_written_has_no_user_whatever_reads_it)
         assert_int_equal(copy_of(reader, 0, COX_KV_UNUSED, &mark), COX_STALE);
     }
     assert_int_equal(cox_cache_take(cache, small.block_count, NULL), COX_INVALID);
-    cox_kv_view_free(reader);
-    cox_cache_free(cache);
 }
 
 /* Takes of a block so far, as a reader's own word shows them: what a copy that has begun is stale
@@ -414,7 +372,6 @@ PLAIN_TEST(p9_the_owner_writes_on_behind_what_is_read)
     struct cox_cache *cache = open_cache();
     struct one_row one;
     uint64_t changes;
-
     step(cache, row_of(&one, 7, 0, 0, 0, 2));
     changes = changes_of(cache, 0);
     step(cache, row_of(&one, 7, 0, 0, 2, 1));
@@ -425,7 +382,6 @@ PLAIN_TEST(p9_the_owner_writes_on_behind_what_is_read)
     step(cache, row_of(&one, 7, 0, 0, 0, 2));
     assert_int_equal(owner_of(cache, 0), 7);
     assert_true(changes_of(cache, 0) > changes);
-    cox_cache_free(cache);
 }
 
 /* A pull that has failed elsewhere and is tried again with other blocks leaves its first ones the
@@ -436,7 +392,6 @@ PLAIN_TEST(p9_a_former_block_of_the_sequence_is_begun_by_a_take)
     struct cox_cache *cache = open_cache();
     struct one_row one;
     uint64_t changes;
-
     for (int32_t block = 1; block < 3;
          block++) { /* first 2, which is the second attempt's no more */
         assert_int_equal(cox_cache_take(cache, (uint32_t)(3 - block), NULL), 0);
@@ -461,22 +416,19 @@ PLAIN_TEST(p9_a_former_block_of_the_sequence_is_begun_by_a_take)
     assert_int_equal(owner_of(cache, 3), COX_CACHE_UNUSED);
     cox_cache_end(cache, &one.batch);
     assert_int_equal(owner_of(cache, 3), 7);
-    cox_cache_free(cache);
 }
 
 PLAIN_TEST(a_cleared_cache_is_as_a_new_one)
 {
     struct cox_cache *cache = open_cache();
     struct one_row one;
-
     mark_blocks(cache);
-    assert_int_equal(swap_out(cache, &(struct cox_block_pair){0, 3}, 1, NULL), 0);
+    assert_int_equal(MOVE(cache, swap_out, (&(struct cox_block_pair){0, 3}), 1, NULL), 0);
     step(cache, row_of(&one, 7, 0, 0, 0, 1));
     cox_cache_clear(cache);
-    assert_int_equal(swap_in(cache, &(struct cox_block_pair){3, 5}, 1, NULL), 0);
+    assert_int_equal(MOVE(cache, swap_in, (&(struct cox_block_pair){3, 5}), 1, NULL), 0);
     for (uint32_t block = 0; block < small.block_count; block++) {
         assert_int_equal(mark_of(cache, (int)block), 0);
         assert_int_equal(owner_of(cache, block), COX_CACHE_UNUSED);
     }
-    cox_cache_free(cache);
 }

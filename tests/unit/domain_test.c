@@ -3,13 +3,6 @@
 #include "tests/lib/inverted_domain.h"
 #include "channel_fixture.h"
 
-#include <coxswain/memory/domain.h>
-
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/sysinfo.h>
 
 #define PAGE UINT64_C(4096)
@@ -54,27 +47,21 @@ static int create(struct cox_domain_id id, uint64_t size, bool on_demand,
     return functions->create(context, id.device, size, on_demand, ret_memory, err);
 }
 
+static void destroy(struct cox_domain_memory *memory)
+{
+    memory->functions->destroy(memory);
+}
+TEST_OWNED(destroy)
+
+/* The test's own. */
 static struct cox_domain_memory *created(struct cox_domain_id id, uint64_t size)
 {
     struct cox_domain_memory *memory;
     assert_ok(create(id, size, false, &memory, test_err()));
     assert_int_equal(memory->size, size);
     assert_true(memory->writable);
-    return memory;
+    return test_own(memory, destroy_owned);
 }
-
-static void destroy(struct cox_domain_memory *memory)
-{
-    memory->functions->destroy(memory);
-}
-
-#define REFUSED(expected, word, call)                                                              \
-    do {                                                                                           \
-        struct cox_error err = {0};                                                                \
-        int refused_r = (call);                                                                    \
-        if (refused_r != (expected) || err.code != (expected) || !strstr(err.text, word))          \
-            fail_msg("expected %d with '%s', got %d '%s'", expected, word, refused_r, err.text);   \
-    } while (0)
 
 /* If more than the free memory were really allocated, the kernel would kill other programs. */
 #define RESERVED_MAX (UINT64_C(1) << 30)
@@ -124,13 +111,13 @@ DOMAIN_TEST(h27_a_domain_is_found_by_numbers_that_are_checked)
         {0, 0},   {COX_DOMAIN_CUDA, 0}, {4, 0},         {63, 0}, {76, 0},
         {128, 0}, {UINT32_MAX, 0},      {0, UINT32_MAX}};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
-        REFUSED(COX_INVALID, "no domains of kind",
-                cox_domains_find(domains, wrong[i], &functions, &context, &err));
+        assert_refused(cox_domains_find(domains, wrong[i], &functions, &context, test_err()),
+                       COX_INVALID, "no domains of kind");
     const struct cox_domain_id beyond[] = {
         {COX_DOMAIN_HOST, 1}, {COX_DOMAIN_BOUNCE, UINT32_MAX}, {INVERTED_KIND, 2}};
     for (size_t i = 0; i < sizeof beyond / sizeof beyond[0]; i++)
-        REFUSED(COX_INVALID, "of them",
-                cox_domains_find(domains, beyond[i], &functions, &context, &err));
+        assert_refused(cox_domains_find(domains, beyond[i], &functions, &context, test_err()),
+                       COX_INVALID, "of them");
     assert_string_equal(functions->name, "bounce"); /* untouched */
 }
 
@@ -146,10 +133,10 @@ DOMAIN_TEST(h27_only_whole_domains_of_the_users_kinds_are_added_once)
     const uint32_t kinds[] = {0,   COX_DOMAIN_HOST, COX_DOMAIN_BOUNCE, COX_DOMAIN_CUDA, 63,
                               128, UINT32_MAX};
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
-        REFUSED(COX_INVALID, "64 to 127", add(kinds[i], 1, good, &err));
-    REFUSED(COX_BUSY, "'inverted'", add(INVERTED_KIND, 1, good, &err));
-    REFUSED(COX_INVALID, "without a device", add(64, 0, good, &err));
-    REFUSED(COX_INVALID, "without any function", add(64, 1, NULL, &err));
+        assert_refused(add(kinds[i], 1, good, test_err()), COX_INVALID, "64 to 127");
+    assert_refused(add(INVERTED_KIND, 1, good, test_err()), COX_BUSY, "'inverted'");
+    assert_refused(add(64, 0, good, test_err()), COX_INVALID, "without a device");
+    assert_refused(add(64, 1, NULL, test_err()), COX_INVALID, "without any function");
 
     static const char *const missing[] = {"name",    "create",  "attach",
                                           "destroy", "copy_to", "copy_from"};
@@ -167,17 +154,17 @@ DOMAIN_TEST(h27_only_whole_domains_of_the_users_kinds_are_added_once)
             part.copy_to = NULL;
         else
             part.copy_from = NULL;
-        REFUSED(COX_INVALID, missing[i], add(64, 1, &part, &err));
+        assert_refused(add(64, 1, &part, test_err()), COX_INVALID, missing[i]);
     }
     const struct cox_domain_functions *host;
     void *context;
     assert_int_equal(cox_domains_find(domains, host_id, &host, &context, NULL), 0);
     struct cox_domain_functions half = *good;
     half.commit = host->commit;
-    REFUSED(COX_INVALID, "without decommit", add(64, 1, &half, &err));
+    assert_refused(add(64, 1, &half, test_err()), COX_INVALID, "without decommit");
     half.commit = NULL;
     half.decommit = host->decommit;
-    REFUSED(COX_INVALID, "without commit", add(64, 1, &half, &err));
+    assert_refused(add(64, 1, &half, test_err()), COX_INVALID, "without commit");
 
     assert_int_equal(add(64, 1, good, NULL), 0);
     assert_int_equal(add(127, 1, good, NULL), 0);
@@ -189,12 +176,12 @@ DOMAIN_TEST(h12_h27_a_full_table_says_so)
     const struct cox_domain_functions *good = &inverted_domain_functions;
     const struct cox_domain_functions *functions;
     void *context;
-    REFUSED(COX_FULL, "at most 32", add(64, 29, good, &err));
-    REFUSED(COX_FULL, "at most 32", add(64, UINT32_MAX, good, &err));
+    assert_refused(add(64, 29, good, test_err()), COX_FULL, "at most 32");
+    assert_refused(add(64, UINT32_MAX, good, test_err()), COX_FULL, "at most 32");
     assert_int_equal(add(64, 27, good, NULL), 0);
-    REFUSED(COX_FULL, "at most 32", add(65, 2, good, &err));
+    assert_refused(add(65, 2, good, test_err()), COX_FULL, "at most 32");
     assert_int_equal(add(65, 1, good, NULL), 0);
-    REFUSED(COX_FULL, "at most 32", add(66, 1, good, &err));
+    assert_refused(add(66, 1, good, test_err()), COX_FULL, "at most 32");
     assert_int_equal(
         cox_domains_find(domains, (struct cox_domain_id){64, 26}, &functions, &context, NULL), 0);
     assert_int_equal(
@@ -228,7 +215,6 @@ DOMAIN_TEST(h24_h25_what_is_copied_in_comes_out)
         assert_memory_equal(seen + 1, pattern, 10);
         assert_int_equal(seen[11], pattern[4103]);
         assert_int_equal(seen[12], 0x5a);
-        destroy(memory);
     }
 }
 
@@ -245,21 +231,19 @@ DOMAIN_TEST(h24_h25_ranges_are_checked_also_where_their_end_is_beyond_64_bits)
         struct cox_domain_memory *memory = created(*ids[i], SIZE), *other = created(host_id, SIZE);
         for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++) {
             const uint64_t offset = wrong[k].offset, size = wrong[k].size;
-            REFUSED(COX_INVALID, "bytes from offset",
-                    cox_domain_copy_to(memory, offset, pattern, size, &err));
-            REFUSED(COX_INVALID, "bytes from offset",
-                    cox_domain_copy_from(memory, offset, seen, size, &err));
-            REFUSED(COX_INVALID, "bytes from offset",
-                    cox_domain_copy(memory, offset, other, 0, size, &err));
-            REFUSED(COX_INVALID, "bytes from offset",
-                    cox_domain_copy(other, 0, memory, offset, size, &err));
+            assert_refused(cox_domain_copy_to(memory, offset, pattern, size, test_err()),
+                           COX_INVALID, "bytes from offset");
+            assert_refused(cox_domain_copy_from(memory, offset, seen, size, test_err()),
+                           COX_INVALID, "bytes from offset");
+            assert_refused(cox_domain_copy(memory, offset, other, 0, size, test_err()), COX_INVALID,
+                           "bytes from offset");
+            assert_refused(cox_domain_copy(other, 0, memory, offset, size, test_err()), COX_INVALID,
+                           "bytes from offset");
         }
         /* 0 bytes at the very end are a valid range. */
         assert_int_equal(cox_domain_copy_to(memory, SIZE, pattern, 0, NULL), 0);
         assert_int_equal(cox_domain_copy_from(memory, SIZE, seen, 0, NULL), 0);
         assert_int_equal(cox_domain_copy(memory, SIZE, other, SIZE, 0, NULL), 0);
-        destroy(memory);
-        destroy(other);
     }
 }
 
@@ -278,8 +262,6 @@ DOMAIN_TEST(h26_any_two_domains_copy_to_each_other)
             assert_memory_equal(seen, pattern, 100001);
             assert_memory_equal(seen + 100001, pattern + 3, 300000);
             assert_memory_equal(seen + 400001, pattern + 400001, SIZE - 400001);
-            destroy(to);
-            destroy(from);
         }
 }
 
@@ -288,8 +270,10 @@ DOMAIN_TEST(h26_within_one_memory_what_overlaps_is_refused)
     for (size_t i = 0; i < ID_COUNT; i++) {
         struct cox_domain_memory *memory = created(*ids[i], SIZE);
         assert_int_equal(cox_domain_copy_to(memory, 0, pattern, SIZE, NULL), 0);
-        REFUSED(COX_INVALID, "overlap", cox_domain_copy(memory, 0, memory, 99, 100, &err));
-        REFUSED(COX_INVALID, "overlap", cox_domain_copy(memory, 99, memory, 0, 100, &err));
+        assert_refused(cox_domain_copy(memory, 0, memory, 99, 100, test_err()), COX_INVALID,
+                       "overlap");
+        assert_refused(cox_domain_copy(memory, 99, memory, 0, 100, test_err()), COX_INVALID,
+                       "overlap");
         assert_int_equal(cox_domain_copy(memory, 7, memory, 7, 100, NULL), 0);
         assert_int_equal(cox_domain_copy_from(memory, 0, seen, SIZE, NULL), 0);
         assert_memory_equal(seen, pattern, SIZE);
@@ -297,7 +281,6 @@ DOMAIN_TEST(h26_within_one_memory_what_overlaps_is_refused)
         assert_int_equal(cox_domain_copy_from(memory, 0, seen, 200, NULL), 0);
         assert_memory_equal(seen, pattern + 100, 100);
         assert_memory_equal(seen + 100, pattern + 100, 100);
-        destroy(memory);
     }
 }
 
@@ -319,8 +302,6 @@ DOMAIN_TEST(h28_host_memory_has_an_address_and_bounce_memory_none)
     while (fgets(line, sizeof line, maps))
         assert_null(strstr(line, "cox_bounce"));
     fclose(maps);
-    destroy(bounce);
-    destroy(host);
 }
 
 DOMAIN_TEST(h28_memory_can_neither_shrink_nor_grow_nor_be_kept_by_exec)
@@ -332,7 +313,6 @@ DOMAIN_TEST(h28_memory_can_neither_shrink_nor_grow_nor_be_kept_by_exec)
         assert_int_equal(ftruncate(memory->fd, SIZE + 1), -1);
         assert_int_equal(fcntl(memory->fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
         assert_true(fcntl(memory->fd, F_GETFD) & FD_CLOEXEC);
-        destroy(memory);
     }
 }
 
@@ -365,7 +345,6 @@ DOMAIN_TEST(h28_all_pages_are_there_unless_they_are_to_come_on_demand)
     for (size_t i = 0; i < 2; i++) {
         struct cox_domain_memory *memory = created(*ids[i], 64 * PAGE), *sparse;
         assert_int_equal(reserved(memory), 64 * PAGE);
-        destroy(memory);
 
         assert_int_equal(create(*ids[i], 64 * PAGE, true, &sparse, NULL), 0);
         const struct cox_domain_functions *functions = sparse->functions;
@@ -400,9 +379,11 @@ DOMAIN_TEST(h28_missing_memory_is_reported_with_what_was_needed)
             for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
                 char number[32];
                 snprintf(number, sizeof number, "%ju", (uintmax_t)sizes[k]);
-                REFUSED(COX_NO_SPACE, number, create(*ids[i], sizes[k], on_demand, &memory, &err));
+                assert_refused(create(*ids[i], sizes[k], on_demand, &memory, test_err()),
+                               COX_NO_SPACE, number);
             }
-            REFUSED(COX_INVALID, "0 bytes", create(*ids[i], 0, on_demand, &memory, &err));
+            assert_refused(create(*ids[i], 0, on_demand, &memory, test_err()), COX_INVALID,
+                           "0 bytes");
             assert_null(memory);
         }
 }
@@ -415,10 +396,11 @@ DOMAIN_TEST(h28_memory_that_others_use_is_no_memory_to_reserve)
     const uint64_t all = ((uint64_t)info.totalram + info.totalswap) * info.mem_unit;
     for (size_t i = 0; i < 2; i++) {
         struct cox_domain_memory *memory = NULL;
-        REFUSED(COX_NO_SPACE, "are available", create(*ids[i], all, false, &memory, &err));
+        assert_refused(create(*ids[i], all, false, &memory, test_err()), COX_NO_SPACE,
+                       "are available");
         assert_int_equal(create(*ids[i], all, true, &memory, NULL), 0);
-        REFUSED(COX_NO_SPACE, "are available",
-                memory->functions->commit(memory, 0, memory->size, &err));
+        assert_refused(memory->functions->commit(memory, 0, memory->size, test_err()), COX_NO_SPACE,
+                       "are available");
         assert_int_equal(reserved(memory), 0);
         assert_int_equal(memory->functions->commit(memory, memory->size - 1, 1, NULL), 0);
         assert_int_equal(reserved(memory), PAGE);
@@ -451,7 +433,6 @@ DOMAIN_TEST(h28_a_limit_of_file_sizes_is_an_error_and_no_signal)
 {
     struct cox_domain_memory *bounce = created(bounce_id, SIZE);
     child_run(beyond_the_limit, bounce);
-    destroy(bounce);
 }
 
 /* ---- a user-defined domain ---- */
@@ -479,9 +460,6 @@ DOMAIN_TEST(h27_a_domain_from_outside_is_asked_for_every_byte)
     assert_int_equal(pread(to->fd, seen, SIZE, 0), (ssize_t)SIZE);
     for (size_t k = 0; k < SIZE; k++)
         assert_int_equal((uint8_t)~seen[k], pattern[k]);
-    destroy(host);
-    destroy(to);
-    destroy(from);
 }
 
 DOMAIN_TEST(h27_a_domain_that_fails_to_allocate_says_so)
@@ -489,7 +467,8 @@ DOMAIN_TEST(h27_a_domain_that_fails_to_allocate_says_so)
     struct cox_domain_memory *memory = NULL, *first;
     inverted.size_max = 3 * PAGE;
     assert_int_equal(create(inverted_id, 2 * PAGE, false, &first, NULL), 0);
-    REFUSED(COX_NO_SPACE, "4096 left", create(inverted_id, 2 * PAGE, false, &memory, &err));
+    assert_refused(create(inverted_id, 2 * PAGE, false, &memory, test_err()), COX_NO_SPACE,
+                   "4096 left");
     assert_null(memory);
     destroy(first);
     assert_int_equal(create(inverted_id, 2 * PAGE, false, &memory, NULL), 0);
@@ -517,27 +496,25 @@ static int unable_copy(struct cox_domain_memory *to, uint64_t to_offset,
 
 DOMAIN_TEST(h26_a_copy_that_fails_ends_there_with_its_reason)
 {
-    struct cox_domain_functions failing = inverted_domain_functions;
+    static struct cox_domain_functions failing; /* the memory is destroyed after the test */
     struct cox_domain_memory *from = created(bounce_id, SIZE), *to = created(inverted_id, SIZE);
+    failing = inverted_domain_functions;
     failing.copy_to = failing_copy_to;
     to->functions = &failing;
     copies_left = 1;
-    REFUSED(-EIO, "the device is gone", cox_domain_copy(to, 0, from, 0, SIZE, &err));
+    assert_refused(cox_domain_copy(to, 0, from, 0, SIZE, test_err()), -EIO, "the device is gone");
     assert_int_equal(copies_left, -1);
-    destroy(to);
-    destroy(from);
 }
 
 DOMAIN_TEST(h26_what_a_domain_cannot_copy_itself_goes_through_the_host)
 {
-    struct cox_domain_functions unable = inverted_domain_functions;
+    static struct cox_domain_functions unable; /* the memory is destroyed after the test */
     struct cox_domain_memory *from = created(inverted_id, SIZE), *to = created(inverted_id, SIZE);
+    unable = inverted_domain_functions;
     unable.copy = unable_copy;
     to->functions = from->functions = &unable;
     assert_int_equal(cox_domain_copy_to(from, 0, pattern, SIZE, NULL), 0);
     assert_int_equal(cox_domain_copy(to, 0, from, 0, SIZE, NULL), 0);
     assert_int_equal(cox_domain_copy_from(to, 0, seen, SIZE, NULL), 0);
     assert_memory_equal(seen, pattern, SIZE);
-    destroy(to);
-    destroy(from);
 }
