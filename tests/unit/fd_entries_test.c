@@ -1,34 +1,40 @@
-#include "channel/base/idioms.h"
 #include "channel/socket/fd_entries.h"
 #include "channel_fixture.h"
-
-#include <fcntl.h>
-#include <sched.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 
 static struct cox_fd_entries fd_entries;
 static struct cox_fd_owner one, other;
 static struct cox_closer *closer;
 static int file = -1;
 
-static void begin(uint32_t max)
+/* Other entries, so many. */
+static void entries_new(uint32_t max)
 {
-    file = memfd_create("test", MFD_CLOEXEC);
-    assert_true(file >= 0);
-    assert_int_equal(cox_closer_new(&closer), 0);
+    cox_fd_entries_deinit(&fd_entries);
     cox_fd_entries_init(&fd_entries, max, closer);
-    one = (struct cox_fd_owner){.pid = 1234};
-    other = (struct cox_fd_owner){.pid = 99};
 }
 
-static void end(void)
+static int setup(void **state)
+{
+    leak_setup(state);
+    file = memfd_create("test", MFD_CLOEXEC);
+    one = (struct cox_fd_owner){.pid = 1234};
+    other = (struct cox_fd_owner){.pid = 99};
+    if (file < 0 || cox_closer_new(&closer))
+        return -1;
+    cox_fd_entries_init(&fd_entries, 8, closer);
+    return 0;
+}
+
+static int teardown(void **state)
 {
     cox_fd_entries_deinit(&fd_entries);
     cox_fd_entries_deinit(&fd_entries);
     closer = cox_closer_free(closer);
     cox_close_fd(&file);
+    return leak_teardown(state);
 }
+
+#define ENTRIES_TEST(name) TEST_WITH(name, setup, teardown)
 
 /* The closer's thread is at it. */
 static void await_fds(int wanted)
@@ -76,9 +82,8 @@ static int ask(struct cox_fd_owner *fd_owner, enum cox_fd_store_op op,
     return r;
 }
 
-LEAK_TEST(what_is_put_is_fetched_until_it_is_withdrawn)
+ENTRIES_TEST(what_is_put_is_fetched_until_it_is_withdrawn)
 {
-    begin(8);
     struct cox_handle handle = handle_of(file, one.pid, 1), similar = handle;
     struct stat st, own;
     int fd;
@@ -95,14 +100,12 @@ LEAK_TEST(what_is_put_is_fetched_until_it_is_withdrawn)
     assert_int_equal(ask(&one, COX_FD_STORE_REMOVE, &handle, -1, NULL), 0);
     assert_int_equal(ask(&other, COX_FD_STORE_GET, &handle, -1, &fd), COX_NOT_FOUND);
     assert_int_equal(fd_entries.count | one.count, 0);
-    end();
 }
 
-LEAK_TEST(a_handle_of_another_user_or_object_is_denied)
+ENTRIES_TEST(a_handle_of_another_user_or_object_is_denied)
 {
-    begin(8);
     int pair[2];
-    assert_int_equal(pipe2(pair, O_CLOEXEC), 0);
+    test_pipe(pair);
     struct cox_handle handle = handle_of(file, one.pid + 1, 1);
     assert_int_equal(ask(&one, COX_FD_STORE_PUT, &handle, file, NULL), COX_DENIED);
     const size_t fields[] = {3, 4, 7, 28, 31, 32, 39}; /* kind, pid, dev, ino */
@@ -121,14 +124,10 @@ LEAK_TEST(a_handle_of_another_user_or_object_is_denied)
     handle = handle_of(file, 4711, 1);
     assert_int_equal(ask(&one, COX_FD_STORE_PUT, &handle, file, NULL), 0);
     assert_int_equal(fd_entries.count, 2);
-    close(pair[0]);
-    close(pair[1]);
-    end();
 }
 
-LEAK_TEST(nonsense_is_invalid)
+ENTRIES_TEST(nonsense_is_invalid)
 {
-    begin(8);
     struct cox_handle handle = handle_of(file, one.pid, 1);
     uint8_t bytes[COX_FD_STORE_REQUEST_SIZE];
     uint64_t number;
@@ -145,12 +144,11 @@ LEAK_TEST(nonsense_is_invalid)
                          at >= 8 && at < 16 ? COX_NOT_FOUND : COX_INVALID);
     }
     assert_int_equal(fd_entries.count, 0);
-    end();
 }
 
-LEAK_TEST(no_more_are_kept_than_the_limit)
+ENTRIES_TEST(no_more_are_kept_than_the_limit)
 {
-    begin(16);
+    entries_new(16);
     for (uint32_t i = 0; i < 16; i++) {
         struct cox_handle handle = handle_of(file, one.pid, i);
         assert_int_equal(ask(&one, COX_FD_STORE_PUT, &handle, file, NULL), i < 14 ? 0 : COX_FULL);
@@ -162,17 +160,16 @@ LEAK_TEST(no_more_are_kept_than_the_limit)
     struct cox_handle first = handle_of(file, one.pid, 0), more = handle_of(file, other.pid, 77);
     assert_int_equal(ask(&one, COX_FD_STORE_REMOVE, &first, -1, NULL), 0);
     assert_int_equal(ask(&other, COX_FD_STORE_PUT, &more, file, NULL), 0);
-    end();
 }
 
 /* Many, in any order: what one left and did not withdraw goes with it, and nothing else. */
-LEAK_TEST(b15_what_an_fd_owner_stored_goes_with_it)
+ENTRIES_TEST(b15_what_an_fd_owner_stored_goes_with_it)
 {
     enum { COUNT = 300 };
     bool there[2][COUNT] = {{false}};
     struct cox_fd_owner *both[2] = {&one, &other};
     uint64_t seed = 42;
-    begin(100000);
+    entries_new(100000);
     int before = fd_count();
     for (int step = 0; step < 20000; step++) {
         uint32_t who = random_next(&seed) % 2, which = (uint32_t)(random_next(&seed) % COUNT);
@@ -209,10 +206,9 @@ LEAK_TEST(b15_what_an_fd_owner_stored_goes_with_it)
     cox_fd_entries_forget(&fd_entries, &other);
     assert_int_equal(fd_entries.count, 0);
     await_fds(before);
-    end();
 }
 
-LEAK_TEST(b14_an_reply_of_any_bytes)
+ENTRIES_TEST(b14_an_reply_of_any_bytes)
 {
     uint8_t good[COX_FD_STORE_REPLY_SIZE], bytes[COX_FD_STORE_REPLY_SIZE];
     uint64_t number;

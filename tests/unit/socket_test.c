@@ -1,33 +1,47 @@
-#include "channel/base/idioms.h"
 #include "channel/socket/socket.h"
 #include "tests/lib/rights.h"
 #include "channel_fixture.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/time.h>
-#include <sys/wait.h>
 
 #define PATIENCE cox_deadline_after_ms(60000)
 #define LARGE_SIZE (UINT32_C(4) << 20)
 
+/* Each test has a pair, and perhaps a folder for names. */
 static int ends[2];
+static char folder[64], path[512];
 
+/* Another pair. */
 static void ends_make(void)
-{
-    assert_int_equal(cox_socket_pair(ends), 0);
-}
-
-static void ends_close(void)
 {
     cox_close_fd(&ends[0]);
     cox_close_fd(&ends[1]);
+    assert_int_equal(cox_socket_pair(ends), 0);
 }
+
+static void folder_make(const char *file)
+{
+    strcpy(folder, "/tmp/cox_socket_XXXXXX");
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/%s", folder, file);
+}
+
+static int setup(void **state)
+{
+    folder[0] = '\0';
+    return leak_setup(state) || cox_socket_pair(ends);
+}
+
+static int teardown(void **state)
+{
+    cox_close_fd(&ends[0]);
+    cox_close_fd(&ends[1]);
+    if (folder[0] && rmdir(folder)) /* nothing is left in it */
+        return -1;
+    return leak_teardown(state);
+}
+
+#define SOCKET_TEST(name) TEST_WITH(name, setup, teardown)
 
 static ino_t inode(int fd)
 {
@@ -35,11 +49,10 @@ static ino_t inode(int fd)
     return fstat(fd, &st) == 0 ? st.st_ino : 0;
 }
 
+/* The test's own. */
 static int file_new(void)
 {
-    int fd = memfd_create("test", MFD_CLOEXEC);
-    assert_true(fd >= 0);
-    return fd;
+    return test_own_fd(memfd_create("test", MFD_CLOEXEC));
 }
 
 static void fds_make(int *fds, uint32_t count)
@@ -54,7 +67,7 @@ static void fds_close(int *fds, uint32_t count)
         cox_close_fd(&fds[i]);
 }
 
-LEAK_TEST(k28_bytes_and_fds_arrive_as_they_were_sent)
+SOCKET_TEST(k28_bytes_and_fds_arrive_as_they_were_sent)
 {
     for (uint32_t count = 0; count <= COX_SOCKET_FD_COUNT_MAX; count = count ? count * 2 : 1) {
         int sent[COX_SOCKET_FD_COUNT_MAX], came[COX_SOCKET_FD_COUNT_MAX];
@@ -71,26 +84,21 @@ LEAK_TEST(k28_bytes_and_fds_arrive_as_they_were_sent)
             assert_int_equal(inode(came[i]), inode(sent[i])); /* in order */
             assert_true(came[i] > STDERR_FILENO);
         }
-        fds_close(sent, count);
         fds_close(came, count);
-        ends_close();
     }
 }
 
-LEAK_TEST(k16_what_arrives_closes_over_exec)
+SOCKET_TEST(k16_what_arrives_closes_over_exec)
 {
-    int open_fd = memfd_create("test", 0), came;
+    int open_fd = test_own_fd(memfd_create("test", 0)), came;
     uint32_t count;
     char byte;
-    ends_make();
     assert_int_equal(fcntl(ends[0], F_GETFD), FD_CLOEXEC);
     assert_int_equal(fcntl(ends[1], F_GETFD), FD_CLOEXEC);
     assert_int_equal(cox_socket_send(ends[0], "x", 1, &open_fd, 1, PATIENCE), 0);
     assert_int_equal(cox_socket_receive(ends[1], &byte, 1, &came, 1, &count, PATIENCE), 0);
     assert_int_equal(fcntl(came, F_GETFD), FD_CLOEXEC);
     close(came);
-    close(open_fd);
-    ends_close();
 }
 
 static void without_standard_fds(void *context)
@@ -111,13 +119,13 @@ static void without_standard_fds(void *context)
     CHECK(fcntl(0, F_GETFD) < 0 && fcntl(1, F_GETFD) < 0);
 }
 
-LEAK_TEST(b15_the_numbers_of_standard_fds_are_never_used)
+SOCKET_TEST(b15_the_numbers_of_standard_fds_are_never_used)
 {
     child_run(without_standard_fds, NULL);
 }
 
 /* Each refusal: COX_CORRUPT, and no fd stays. */
-LEAK_TEST(k18_b17_more_fds_than_expected_are_refused_and_closed)
+SOCKET_TEST(k18_b17_more_fds_than_expected_are_refused_and_closed)
 {
     for (uint32_t max = 0; max <= 4; max++) {
         int sent[COX_SOCKET_FD_COUNT_MAX], came[COX_SOCKET_FD_COUNT_MAX];
@@ -134,13 +142,11 @@ LEAK_TEST(k18_b17_more_fds_than_expected_are_refused_and_closed)
         assert_int_equal(fd_count(), before);
         assert_int_equal(count, 77);
         assert_int_equal(came[0], 0x5a5a5a5a);
-        fds_close(sent, COX_SOCKET_FD_COUNT_MAX);
-        ends_close();
     }
 }
 
 /* As many as the kernel allows in one message, which our own side never sends. */
-LEAK_TEST(k18_the_longest_list_is_refused_and_closed)
+SOCKET_TEST(k18_the_longest_list_is_refused_and_closed)
 {
     int sent[253], came[COX_SOCKET_FD_COUNT_MAX];
     char byte = 'x', control[CMSG_SPACE(sizeof sent)] = {0};
@@ -151,7 +157,6 @@ LEAK_TEST(k18_the_longest_list_is_refused_and_closed)
                              .msg_controllen = sizeof control};
     struct cmsghdr *c = CMSG_FIRSTHDR(&message);
     uint32_t count;
-    ends_make();
     for (size_t i = 0; i < 253; i++)
         sent[i] = ends[0];
     c->cmsg_level = SOL_SOCKET;
@@ -164,11 +169,10 @@ LEAK_TEST(k18_the_longest_list_is_refused_and_closed)
         cox_socket_receive(ends[1], &byte, 1, came, COX_SOCKET_FD_COUNT_MAX, &count, PATIENCE),
         COX_CORRUPT);
     assert_int_equal(fd_count(), before);
-    ends_close();
 }
 
 /* With a list that came before: those are closed too. */
-LEAK_TEST(k18_fds_in_several_parts_are_counted_together)
+SOCKET_TEST(k18_fds_in_several_parts_are_counted_together)
 {
     int fd = file_new(), came[8];
     uint32_t count;
@@ -185,25 +189,20 @@ LEAK_TEST(k18_fds_in_several_parts_are_counted_together)
             fds_close(came, 3);
         }
         assert_int_equal(fd_count(), before);
-        ends_close();
     }
-    close(fd);
 }
 
-LEAK_TEST(k18_another_control_message_is_refused)
+SOCKET_TEST(k18_another_control_message_is_refused)
 {
     int fd = file_new(), came, on = 1;
     uint32_t count;
     char byte;
-    ends_make();
     int before = fd_count();
     assert_int_equal(setsockopt(ends[1], SOL_SOCKET, SO_PASSCRED, &on, sizeof on), 0);
     assert_int_equal(cox_socket_send(ends[0], "x", 1, &fd, 1, PATIENCE), 0);
     assert_int_equal(cox_socket_receive(ends[1], &byte, 1, &came, 1, &count, PATIENCE),
                      COX_CORRUPT);
     assert_int_equal(fd_count(), before);
-    ends_close();
-    close(fd);
 }
 
 static void few_fds(void *context)
@@ -227,45 +226,39 @@ static void few_fds(void *context)
     CHECK(byte == 'y' && count == 8);
 }
 
-LEAK_TEST(b17_b19_a_list_cut_for_want_of_fds_says_so)
+SOCKET_TEST(b17_b19_a_list_cut_for_want_of_fds_says_so)
 {
     child_run(few_fds, NULL);
 }
 
-LEAK_TEST(a16_the_end_of_the_other_side_is_reported)
+SOCKET_TEST(a16_the_end_of_the_other_side_is_reported)
 {
     char text[4] = "";
     int fd = file_new(), came;
     uint32_t count;
-    ends_make();
     int before = fd_count();
     cox_close_fd(&ends[0]);
     assert_int_equal(cox_socket_receive(ends[1], text, 4, NULL, 0, NULL, PATIENCE), COX_CLOSED);
     assert_int_equal(cox_socket_send(ends[1], "x", 1, NULL, 0, PATIENCE), COX_CLOSED);
     assert_int_equal(cox_socket_send(ends[1], "x", 1, &fd, 1, PATIENCE), COX_CLOSED);
-    ends_close();
     ends_make();
     assert_int_equal(cox_socket_send(ends[0], "xyz", 3, &fd, 1, PATIENCE), 0);
     cox_close_fd(&ends[0]);
     assert_int_equal(cox_socket_receive(ends[1], text, 4, &came, 1, &count, PATIENCE), COX_CORRUPT);
     assert_int_equal(fd_count(), before - 1);
-    ends_close();
     /* It never read what it was sent: the kernel says "reset". */
     ends_make();
     assert_int_equal(cox_socket_send(ends[1], "x", 1, NULL, 0, PATIENCE), 0);
     cox_close_fd(&ends[0]);
     assert_int_equal(cox_socket_receive(ends[1], text, 4, NULL, 0, NULL, PATIENCE), COX_CLOSED);
-    ends_close();
-    close(fd);
 }
 
-LEAK_TEST(a2_b18_a_deadline_is_a_timeout)
+SOCKET_TEST(a2_b18_a_deadline_is_a_timeout)
 {
     int fd = file_new(), came;
     uint32_t count;
     char text[4];
     static char large[LARGE_SIZE];
-    ends_make();
     int before = fd_count();
     for (int i = 0; i < 2; i++) { /* blocking or not */
         uint64_t soon = i ? cox_deadline_after_ms(5) : 0;
@@ -274,13 +267,10 @@ LEAK_TEST(a2_b18_a_deadline_is_a_timeout)
         assert_int_equal(cox_socket_receive(ends[1], text, 4, &came, 1, &count, soon), COX_TIMEOUT);
         assert_int_equal(fd_count(), before);
         assert_int_equal(cox_socket_send(ends[0], large, sizeof large, NULL, 0, soon), COX_TIMEOUT);
-        ends_close();
         ends_make();
         assert_int_equal(fcntl(ends[0], F_SETFL, O_NONBLOCK), 0);
         assert_int_equal(fcntl(ends[1], F_SETFL, O_NONBLOCK), 0);
     }
-    ends_close();
-    close(fd);
 }
 
 static volatile sig_atomic_t alarms;
@@ -302,23 +292,22 @@ static void large_sender(void *context)
 }
 
 /* Far more than the socket holds, between two processes that are interrupted all the time. */
-LEAK_TEST(k17_interruptions_change_nothing)
+SOCKET_TEST(k17_interruptions_change_nothing)
 {
-    uint8_t *bytes = malloc(LARGE_SIZE);
+    uint8_t *bytes = test_own(malloc(LARGE_SIZE), free);
     struct sigaction action = {.sa_handler = alarmed}, old; /* no SA_RESTART */
     struct itimerval often = {{0, 200}, {0, 200}}, off = {{0, 0}, {0, 0}};
     int came;
     uint32_t count;
     assert_non_null(bytes);
     assert_int_equal(sigaction(SIGALRM, &action, &old), 0);
-    ends_make();
     pid_t child = child_start(large_sender, bytes);
     cox_close_fd(&ends[0]);
     setitimer(ITIMER_REAL, &often, NULL);
     /* Nothing comes after the end: waits until enough of them were interrupted. */
     int r = cox_socket_receive(ends[1], bytes, LARGE_SIZE, &came, 1, &count, PATIENCE);
     int idle[2];
-    assert_int_equal(cox_socket_pair(idle), 0);
+    test_socketpair(idle);
     int waited =
         cox_socket_receive(idle[0], &(char){0}, 1, NULL, 0, NULL, cox_deadline_after_ms(50));
     setitimer(ITIMER_REAL, &off, NULL);
@@ -332,10 +321,6 @@ LEAK_TEST(k17_interruptions_change_nothing)
     child_join(child);
     sigaction(SIGALRM, &old, NULL);
     close(came);
-    close(idle[0]);
-    close(idle[1]);
-    ends_close();
-    free(bytes);
 }
 
 static void flood(void *context)
@@ -352,20 +337,17 @@ static void flood(void *context)
 }
 
 /* For root the kernel has no such limit. */
-LEAK_TEST(fds_that_are_never_received_are_full_in_the_end)
+SOCKET_TEST(fds_that_are_never_received_are_full_in_the_end)
 {
-    ends_make();
     child_run(flood, NULL);
-    ends_close();
 }
 
-LEAK_TEST(what_is_there_is_taken_without_waiting)
+SOCKET_TEST(what_is_there_is_taken_without_waiting)
 {
     char text[8] = "";
     size_t size = 99;
     int fd = file_new(), came;
     uint32_t count;
-    ends_make();
     assert_int_equal(cox_socket_receive_some(ends[1], text, 8, &size, &came, 1, &count), COX_EMPTY);
     assert_int_equal(size, 99);
     assert_int_equal(cox_socket_send(ends[0], "abc", 3, &fd, 1, PATIENCE), 0);
@@ -378,50 +360,37 @@ LEAK_TEST(what_is_there_is_taken_without_waiting)
     assert_int_equal(size, 0);
     assert_int_equal(count, 0);
     close(came);
-    close(fd);
-    ends_close();
 }
 
-LEAK_TEST(b9_the_other_side_is_known_to_the_kernel)
+SOCKET_TEST(b9_the_other_side_is_known_to_the_kernel)
 {
     struct cox_socket_peer peer;
     int file = file_new();
-    ends_make();
     assert_int_equal(cox_socket_read_peer(ends[0], &peer), 0);
     assert_int_equal(peer.pid, getpid());
     assert_int_equal(peer.uid, geteuid());
     assert_int_equal(peer.gid, getegid());
     assert_int_equal(cox_socket_read_peer(file, &peer), -ENOTSOCK);
-    close(file);
-    ends_close();
 }
 
-LEAK_TEST(b19_errors_of_the_system_are_forwarded)
+SOCKET_TEST(b19_errors_of_the_system_are_forwarded)
 {
     char byte;
     int bad = 9999;
-    ends_make();
     assert_int_equal(cox_socket_send(ends[0], "x", 1, &bad, 1, PATIENCE), -EBADF);
     assert_int_equal(cox_socket_send(bad, "x", 1, NULL, 0, PATIENCE), -EBADF);
     assert_int_equal(cox_socket_receive(bad, &byte, 1, NULL, 0, NULL, PATIENCE), -EBADF);
     assert_int_equal(cox_socket_wait(bad, POLLIN, PATIENCE), -EBADF);
-    ends_close();
 }
 
 /* ---- names ---- */
 
-static char folder[64], path[512];
-
-static void folder_make(const char *file)
+/* Listens at the path until the fd, the test's own, is closed. */
+static int listen_there(void)
 {
-    strcpy(folder, "/tmp/cox_socket_XXXXXX");
-    assert_non_null(mkdtemp(folder));
-    snprintf(path, sizeof path, "%s/%s", folder, file);
-}
-
-static void folder_drop(void)
-{
-    assert_int_equal(rmdir(folder), 0); /* nothing is left in it */
+    int fd = -1;
+    assert_ok(cox_socket_listen(path, &fd, test_err()));
+    return test_own_fd(fd);
 }
 
 /* Another process, which knows the path alone. */
@@ -438,16 +407,15 @@ static void connects_and_gives(void *context)
     close(sent);
 }
 
-LEAK_TEST(k28_processes_find_each_other_by_a_name)
+SOCKET_TEST(k28_processes_find_each_other_by_a_name)
 {
-    struct cox_error err = {0};
     struct cox_socket_peer peer;
     struct stat st;
     uint32_t count;
-    int listening, fd, came;
+    int fd, came;
     char byte;
     folder_make("meeting");
-    assert_int_equal(cox_socket_listen(path, &listening, &err), 0);
+    int listening = listen_there();
     assert_true(listening > STDERR_FILENO && fcntl(listening, F_GETFD) == FD_CLOEXEC);
     pid_t pid = child_start(connects_and_gives, NULL);
     assert_int_equal(cox_socket_accept(listening, PATIENCE, &fd), 0);
@@ -460,56 +428,46 @@ LEAK_TEST(k28_processes_find_each_other_by_a_name)
     child_join(pid);
     close(came);
     /* Without its name existing connections stay; new ones are impossible. */
-    assert_int_equal(cox_socket_unlink(path, &err), 0);
-    assert_int_equal(cox_socket_unlink(path, &err), 0);
+    assert_int_equal(cox_socket_unlink(path, NULL), 0);
+    assert_int_equal(cox_socket_unlink(path, NULL), 0);
     assert_int_equal(cox_socket_receive(fd, &byte, 1, NULL, 0, NULL, PATIENCE), COX_CLOSED);
     close(fd);
-    assert_int_equal(cox_socket_connect(path, PATIENCE, &fd, &err), COX_NOT_FOUND);
-    close(listening);
-    folder_drop();
+    assert_int_equal(cox_socket_connect(path, PATIENCE, &fd, NULL), COX_NOT_FOUND);
 }
 
-LEAK_TEST(k28_b4_a_name_of_the_dead_is_reported_and_can_be_removed)
+SOCKET_TEST(k28_b4_a_name_of_the_dead_is_reported_and_can_be_removed)
 {
-    struct cox_error err = {0};
-    int listening, again = -1, fd = -1;
+    int again = -1, fd = -1;
     folder_make("dead");
-    assert_int_equal(cox_socket_listen(path, &listening, &err), 0);
+    int listening = listen_there();
     assert_refused(cox_socket_listen(path, &again, test_err()), COX_TAKEN, path);
-    err = (struct cox_error){0};
-    close(listening);
+    test_close(listening);
     assert_refused(cox_socket_connect(path, PATIENCE, &fd, test_err()), COX_CLOSED,
                    "no process listens");
-    assert_int_equal(cox_socket_listen(path, &again, &err), COX_TAKEN); /* the remover reports it */
+    assert_int_equal(cox_socket_listen(path, &again, NULL), COX_TAKEN); /* the remover reports it */
     assert_true(again == -1 && fd == -1);
-    assert_int_equal(cox_socket_unlink(path, &err), 0);
-    assert_int_equal(cox_socket_listen(path, &listening, &err), 0);
-    assert_int_equal(cox_socket_unlink(path, &err), 0);
-    close(listening);
-    folder_drop();
+    assert_int_equal(cox_socket_unlink(path, NULL), 0);
+    listen_there();
+    assert_int_equal(cox_socket_unlink(path, NULL), 0);
 }
 
-LEAK_TEST(k28_b9_b10_what_is_no_socket_is_left_alone)
+SOCKET_TEST(k28_b9_b10_what_is_no_socket_is_left_alone)
 {
-    struct cox_error err = {0};
     struct stat st;
     int fd = -1;
     folder_make("file");
-    int file = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    int file = test_own_fd(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
     assert_int_equal(write(file, "mine", 4), 4);
     assert_refused(cox_socket_listen(path, &fd, test_err()), COX_TAKEN, "is there already");
-    err = (struct cox_error){0};
     assert_refused(cox_socket_connect(path, PATIENCE, &fd, test_err()), COX_DENIED, "no socket");
-    assert_int_equal(cox_socket_unlink(path, &err), COX_DENIED);
+    assert_int_equal(cox_socket_unlink(path, NULL), COX_DENIED);
     assert_int_equal(fd, -1);
     assert_int_equal(fstat(file, &st), 0);
     assert_true(st.st_size == 4 && st.st_nlink == 1);
-    close(file);
     unlink(path);
-    folder_drop();
 }
 
-LEAK_TEST(k28_b45_only_its_user_may_connect)
+SOCKET_TEST(k28_b45_only_its_user_may_connect)
 {
     static const mode_t masks[] = {0, 022, 0777};
     struct cox_error err = {0};
@@ -524,24 +482,22 @@ LEAK_TEST(k28_b45_only_its_user_may_connect)
         assert_int_equal(st.st_mode & 07777, 0600);
         assert_true(S_ISSOCK(st.st_mode));
         close(listening);
-        assert_int_equal(cox_socket_unlink(path, &err), 0);
+        assert_int_equal(cox_socket_unlink(path, NULL), 0);
     }
-    folder_drop();
 }
 
-LEAK_TEST(k28_k19_long_paths_work_and_impossible_ones_are_refused)
+SOCKET_TEST(k28_k19_long_paths_work_and_impossible_ones_are_refused)
 {
     static const char *const wrong[] = {"", "/", "/tmp/"};
-    struct cox_error err = {0};
     char name[90], deep[400];
     int fd = -1, listening;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        assert_int_equal(cox_socket_listen(wrong[i], &fd, &err), COX_INVALID);
-        assert_int_equal(cox_socket_connect(wrong[i], PATIENCE, &fd, &err), COX_INVALID);
-        assert_int_equal(cox_socket_unlink(wrong[i], &err), COX_INVALID);
+        assert_int_equal(cox_socket_listen(wrong[i], &fd, NULL), COX_INVALID);
+        assert_int_equal(cox_socket_connect(wrong[i], PATIENCE, &fd, NULL), COX_INVALID);
+        assert_int_equal(cox_socket_unlink(wrong[i], NULL), COX_INVALID);
     }
-    assert_int_equal(cox_socket_listen("/nowhere/x", &fd, &err), COX_NOT_FOUND);
-    assert_int_equal(cox_socket_listen("/dev/null/x", &fd, &err), COX_DENIED);
+    assert_int_equal(cox_socket_listen("/nowhere/x", &fd, NULL), COX_NOT_FOUND);
+    assert_int_equal(cox_socket_listen("/dev/null/x", &fd, NULL), COX_DENIED);
     folder_make("");
     memset(name, 'd', sizeof name);
     name[80] = '\0';
@@ -552,25 +508,24 @@ LEAK_TEST(k28_k19_long_paths_work_and_impossible_ones_are_refused)
         memset(name, 'f', sizeof name);
         name[length] = '\0';
         snprintf(path, sizeof path, "%s/%s", deep, name);
-        assert_int_equal(cox_socket_listen(path, &listening, &err), length == 82 ? 0 : COX_INVALID);
+        assert_int_equal(cox_socket_listen(path, &listening, NULL), length == 82 ? 0 : COX_INVALID);
         if (length > 82)
             break;
         child_run(connects_and_gives, NULL);
-        assert_int_equal(cox_socket_unlink(path, &err), 0);
+        assert_int_equal(cox_socket_unlink(path, NULL), 0);
         close(listening);
     }
     assert_int_equal(fd, -1);
     rmdir(deep);
-    folder_drop();
 }
 
-LEAK_TEST(k28_b2_each_wait_ends_at_its_deadline)
+SOCKET_TEST(k28_b2_each_wait_ends_at_its_deadline)
 {
     static int fds[1000];
     struct cox_error err = {0};
-    int listening, fd = -1, r = 0, count = 0;
+    int fd = -1, r = 0, count = 0;
     folder_make("full");
-    assert_int_equal(cox_socket_listen(path, &listening, &err), 0);
+    int listening = listen_there();
     assert_int_equal(cox_socket_accept(listening, 0, &fd), COX_TIMEOUT);
     while (r == 0 && count < 1000)
         if ((r = cox_socket_connect(path, cox_deadline_after_ms(10), &fds[count], &err)) == 0)
@@ -578,12 +533,10 @@ LEAK_TEST(k28_b2_each_wait_ends_at_its_deadline)
     assert_int_equal(r, COX_TIMEOUT); /* they are not received */
     assert_int_equal(cox_socket_accept(listening, PATIENCE, &fd), 0);
     close(fd);
-    assert_int_equal(cox_socket_connect(path, PATIENCE, &fd, &err), 0);
+    assert_int_equal(cox_socket_connect(path, PATIENCE, &fd, NULL), 0);
     close(fd);
     fds_close(fds, (uint32_t)count);
-    assert_int_equal(cox_socket_unlink(path, &err), 0);
-    close(listening);
-    folder_drop();
+    assert_int_equal(cox_socket_unlink(path, NULL), 0);
 }
 
 static void listens_as_nobody(void *context)
@@ -599,15 +552,15 @@ static void listens_as_nobody(void *context)
     CHECK(cox_socket_unlink(path, &err) == 0);
 }
 
-LEAK_TEST(k28_b9_b28_a_squatted_name_is_not_connected_to)
+SOCKET_TEST(k28_b9_b28_a_squatted_name_is_not_connected_to)
 {
     int pipes[4], fd = -1;
     if (!test_can_switch_user())
         skip();
     folder_make("squatted");
     assert_int_equal(chmod(folder, 0777), 0);
-    assert_int_equal(pipe2(pipes, O_CLOEXEC), 0);
-    assert_int_equal(pipe2(pipes + 2, O_CLOEXEC), 0);
+    test_pipe(pipes);
+    test_pipe(pipes + 2);
     pid_t pid = child_start(listens_as_nobody, pipes);
     assert_true(heard(pipes[2]));
     assert_refused(cox_socket_connect(path, PATIENCE, &fd, test_err()), COX_DENIED,
@@ -615,7 +568,4 @@ LEAK_TEST(k28_b9_b28_a_squatted_name_is_not_connected_to)
     assert_int_equal(fd, -1);
     tell(pipes[1]);
     child_join(pid);
-    for (int i = 0; i < 4; i++)
-        close(pipes[i]);
-    folder_drop();
 }
