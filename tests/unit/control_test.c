@@ -8,14 +8,7 @@
 #include "tests/lib/rights.h"
 #include "channel_fixture.h"
 
-#include <fcntl.h>
-#include <inttypes.h>
-#include <sched.h>
-#include <signal.h>
 #include <sys/file.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 
 #define GROUP test_name("g")
 
@@ -39,11 +32,16 @@ static struct cox_geometry geometry_of(uint32_t rank_count)
     return geometry;
 }
 
-static struct cox_control created(uint32_t rank_count)
+static int create(struct cox_control *control, uint32_t rank_count, struct cox_error *err)
 {
     struct cox_geometry geometry = geometry_of(rank_count);
+    return cox_control_create(control, GROUP, &geometry, err);
+}
+
+static struct cox_control created(uint32_t rank_count)
+{
     struct cox_control control = COX_CONTROL_NONE;
-    assert_ok(cox_control_create(&control, GROUP, &geometry, test_err()));
+    assert_ok(create(&control, rank_count, test_err()));
     return control;
 }
 
@@ -259,10 +257,10 @@ static void watch_for_the_name(void *context)
 LEAK_TEST(a_name_that_appears_is_complete)
 {
     struct watch watch = {.rounds = 100}; /* of 128 ranks, whose memory is reserved each time */
-    assert_int_equal(pipe2(watch.go, O_CLOEXEC), 0);
-    assert_int_equal(pipe2(watch.seen, O_CLOEXEC), 0);
+    test_pipe(watch.go);
+    test_pipe(watch.seen);
     pid_t pid = child_start(watch_for_the_name, &watch);
-    close(watch.seen[1]);
+    test_close(watch.seen[1]);
     for (int i = 0; i < watch.rounds; i++) {
         assert_true(heard(watch.seen[0]));
         struct cox_control own = created(128);
@@ -272,9 +270,6 @@ LEAK_TEST(a_name_that_appears_is_complete)
         tell(watch.go[1]);
     }
     child_join(pid);
-    close(watch.go[0]);
-    close(watch.go[1]);
-    close(watch.seen[0]);
 }
 
 /* ---- the holder of the name ---- */
@@ -282,27 +277,25 @@ LEAK_TEST(a_name_that_appears_is_complete)
 static void hold_the_name(void *context)
 {
     int *fds = context;
-    struct cox_geometry geometry = geometry_of(2);
     struct cox_control own = COX_CONTROL_NONE;
-    CHECK(cox_control_create(&own, GROUP, &geometry, NULL) == 0);
+    CHECK(create(&own, 2, NULL) == 0);
     tell(fds[1]);
     pause();
 }
 
 LEAK_TEST(a_live_group_keeps_its_name)
 {
-    struct cox_geometry geometry = geometry_of(1);
     struct cox_control control = COX_CONTROL_NONE;
     int fds[2];
     char expected[64];
     struct stat before, after;
-    assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
+    test_pipe(fds);
     pid_t pid = child_start(hold_the_name, fds);
     assert_true(heard(fds[0]));
     assert_int_equal(stat(control_path(), &before), 0);
     for (int i = 0; i < 3; i++) {
         struct cox_error err = {0};
-        assert_int_equal(cox_control_create(&control, GROUP, &geometry, &err), COX_TAKEN);
+        assert_int_equal(create(&control, 1, &err), COX_TAKEN);
         snprintf(expected, sizeof expected, "process %d:", (int)pid);
         assert_contains(err.text, expected);
         assert_contains(err.text, GROUP);
@@ -311,12 +304,9 @@ LEAK_TEST(a_live_group_keeps_its_name)
     assert_int_equal(stat(control_path(), &after), 0);
     assert_true(before.st_ino == after.st_ino);
     assert_int_equal(attach_and_close(NULL), 0);
-    kill(pid, SIGKILL);
-    child_status(pid);
+    child_kill(pid);
     control = created(1); /* the lock died with it */
     gone(&control);
-    close(fds[0]);
-    close(fds[1]);
 }
 
 struct family {
@@ -328,9 +318,8 @@ struct family {
 static void hold_the_name_and_fork(void *context)
 {
     const struct family *family = context;
-    struct cox_geometry geometry = geometry_of(2);
     struct cox_control own = COX_CONTROL_NONE;
-    CHECK(cox_control_create(&own, GROUP, &geometry, NULL) == 0);
+    CHECK(create(&own, 2, NULL) == 0);
     pid_t pid = family->copied ? _Fork() : fork();
     if (pid == 0)
         for (;;)
@@ -343,18 +332,16 @@ LEAK_TEST(b4_a_name_dies_with_its_process_and_not_with_its_children)
 {
     for (int copied = 0; copied < 2; copied++) {
         struct family family = {.copied = copied};
-        struct cox_geometry geometry = geometry_of(1);
         struct cox_control control = COX_CONTROL_NONE;
         struct cox_error err = {0};
         char expected[64];
         pid_t pid;
-        assert_int_equal(pipe2(family.fds, O_CLOEXEC), 0);
+        test_pipe(family.fds);
         pid_t parent = child_start(hold_the_name_and_fork, &family);
         assert_int_equal(read(family.fds[0], &pid, sizeof pid), sizeof pid);
-        kill(parent, SIGKILL);
-        child_status(parent);
+        child_kill(parent);
         if (copied) {
-            assert_int_equal(cox_control_create(&control, GROUP, &geometry, &err), COX_BUSY);
+            assert_int_equal(create(&control, 1, &err), COX_BUSY);
             snprintf(expected, sizeof expected, "but process %d holds its lock", (int)pid);
             assert_contains(err.text, expected);
             kill(pid, SIGKILL);
@@ -362,8 +349,6 @@ LEAK_TEST(b4_a_name_dies_with_its_process_and_not_with_its_children)
         control = created(1);
         gone(&control);
         kill(pid, SIGKILL);
-        close(family.fds[0]);
-        close(family.fds[1]);
     }
 }
 
@@ -389,16 +374,15 @@ struct crash {
 static void create_and_die(void *context)
 {
     const struct crash *crash = context;
-    struct cox_geometry geometry = geometry_of(crash->rank_count);
     static struct cox_control control = COX_CONTROL_NONE;
     static struct cox_channel channels[COX_CHANNEL_COUNT];
     if (crash->fault)
         cox_fault_arm(crash->fault);
-    CHECK(cox_control_create(&control, GROUP, &geometry, NULL) == 0);
+    CHECK(create(&control, crash->rank_count, NULL) == 0);
     for (int c = 0; c < crash->channels; c++)
         CHECK(cox_channel_create(&channels[c], GROUP, &control, (enum cox_channel_id)c, NULL) == 0);
     if (crash->fault)
-        cox_control_unlink_names(GROUP, &geometry, crash->channels);
+        cox_control_unlink_names(GROUP, &control.geometry, crash->channels);
     else
         kill(getpid(), SIGKILL);
 }
@@ -578,10 +562,9 @@ static void race(void *context)
 {
     struct racer *racer = context;
     while (heard(racer->go[0])) {
-        struct cox_geometry geometry = geometry_of(2);
         struct cox_control control = COX_CONTROL_NONE;
         struct cox_error err = {0};
-        int r = cox_control_create(&control, GROUP, &geometry, &err);
+        int r = create(&control, 2, &err);
         char reply = r == 0 ? 'w' : r == COX_TAKEN ? 'l' : '?';
         if (reply == '?')
             fprintf(stderr, "%d %s\n", r, err.text);
@@ -592,7 +575,7 @@ static void race(void *context)
             CHECK(cox_control_attach(&again, GROUP, NULL) == 0); /* the name is the winner's */
             CHECK(again.instance == control.instance);
             cox_control_close(&again);
-            CHECK(cox_control_unlink_names(GROUP, &geometry, 0) == 1);
+            CHECK(cox_control_unlink_names(GROUP, &control.geometry, 0) == 1);
             cox_control_close(&control);
         }
         CHECK(write(racer->result[1], &reply, 1) == 1);
@@ -606,9 +589,9 @@ LEAK_TEST(b54_of_two_that_create_at_once_one_wins)
     pid_t pids[RACERS];
     unsigned wins[RACERS] = {0};
     for (int i = 0; i < RACERS; i++) {
-        assert_int_equal(pipe2(racers[i].go, O_CLOEXEC), 0);
-        assert_int_equal(pipe2(racers[i].result, O_CLOEXEC), 0);
-        assert_int_equal(pipe2(racers[i].end, O_CLOEXEC), 0);
+        test_pipe(racers[i].go);
+        test_pipe(racers[i].result);
+        test_pipe(racers[i].end);
     }
     for (int i = 0; i < RACERS; i++)
         pids[i] = child_start(race, &racers[i]);
@@ -634,25 +617,16 @@ LEAK_TEST(b54_of_two_that_create_at_once_one_wins)
             assert_int_equal(read(racers[i].result[0], &reply, 1), 1);
         assert_int_equal(shm_count(NULL), 0);
     }
-    for (int i = 0; i < RACERS;
-         i++) { /* the other child holds no write end: it was forked with all of them */
-        kill(pids[i], SIGKILL);
-        child_status(pids[i]);
-        for (int end = 0; end < 2; end++) {
-            close(racers[i].go[end]);
-            close(racers[i].result[end]);
-            close(racers[i].end[end]);
-        }
-    }
+    for (int i = 0; i < RACERS; i++) /* none holds another's write end: forked with all of them */
+        child_kill(pids[i]);
 }
 
 static void create_late(void *context)
 {
-    struct cox_geometry geometry = geometry_of(2);
     struct cox_control control = COX_CONTROL_NONE;
     (void)context;
     cox_fault_arm("control.sweep:stop");
-    CHECK(cox_control_create(&control, GROUP, &geometry, NULL) == COX_TAKEN);
+    CHECK(create(&control, 2, NULL) == COX_TAKEN);
 }
 
 /* A process that was stopped with the leftovers open gets their lock later, when the name is
@@ -681,25 +655,24 @@ LEAK_TEST(b54_a_late_sweeper_spares_the_next_group)
 static void create_without_standard_fds(void *context)
 {
     static const char line[] = "a line of the host's log, longer than any counter";
-    struct cox_geometry geometry = geometry_of(2);
     struct cox_control control = COX_CONTROL_NONE, other = COX_CONTROL_NONE;
     int fds = *(const int *)context;
     for (int fd = 0; fd < 3; fd++)
         if (fds & 1 << fd)
             close(fd);
-    int r = cox_control_create(&control, GROUP, &geometry, NULL);
+    int r = create(&control, 2, NULL);
     for (int fd = 0; fd < 3; fd++)
         if (fds & 1 << fd && write(fd, line, sizeof line) >= 0)
             _exit(98);
     if (r || control.lock_fd < 3 || fcntl(control.lock_fd, F_GETFD) != FD_CLOEXEC)
         _exit(97);
     /* The lock went with it. */
-    if (cox_control_create(&other, GROUP, &geometry, NULL) != COX_TAKEN)
+    if (create(&other, 2, NULL) != COX_TAKEN)
         _exit(96);
     if (cox_control_attach(&other, GROUP, NULL))
         _exit(95);
     cox_control_close(&other);
-    if (cox_control_unlink_names(GROUP, &geometry, 0) != 1)
+    if (cox_control_unlink_names(GROUP, &control.geometry, 0) != 1)
         _exit(94);
 }
 
@@ -713,13 +686,12 @@ LEAK_TEST(b15_a_host_without_standard_fds_does_not_log_into_the_truth)
 
 static void stays_in_the_way(int expected, const char *text)
 {
-    struct cox_geometry geometry = geometry_of(1);
     struct cox_control control = COX_CONTROL_NONE;
     struct cox_error err = {0};
     struct stat before, after;
     assert_int_equal(lstat(control_path(), &before), 0);
     int fds = fd_count();
-    int r = cox_control_create(&control, GROUP, &geometry, &err);
+    int r = create(&control, 1, &err);
     if (r != expected || !strstr(err.text, text))
         fail_msg("expected %d with '%s', got %d '%s'", expected, text, r, err.text);
     assert_null(control.layout);
@@ -744,8 +716,7 @@ LEAK_TEST(b54_files_of_others_are_not_touched)
     static char junk[10000];
     struct cox_control own = created(1);
     size_t size = (size_t)own.region.size;
-    char *copy = malloc(size);
-    assert_non_null(copy);
+    char *copy = test_own(malloc(size), free);
     memcpy(copy, own.layout, size);
     gone(&own);
     memset(junk, 'j', sizeof junk);
@@ -802,7 +773,6 @@ LEAK_TEST(b54_files_of_others_are_not_touched)
     put(copy, size, 0600); /* and this one is indistinguishable from what a dead group left */
     own = created(1);
     gone(&own);
-    free(copy);
 }
 
 static void create_in_a_full_tmpfs(void *context)

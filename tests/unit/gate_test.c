@@ -1,12 +1,6 @@
 #include "await_token.h"
 #include "channel/attach/named/semaphore_gate.h"
-#include "channel/shm/gate.h"
 
-#include <pthread.h>
-#include <semaphore.h>
-#include <sys/stat.h>
-
-#include "channel/base/semaphore.h"
 #include "channel_fixture.h"
 
 #define GROUP test_name("g")
@@ -207,40 +201,28 @@ LEAK_TEST(settling_matches_every_token_once)
     assert_int_equal(cox_semaphore_attach(
                          &wakeup, cox_name_wakeup(object, GROUP, COX_CHANNEL_EXECUTE, b, 0), NULL),
                      0);
-    /* post, wait, settle */
-    cox_gate_post(&gate, 0, b);
-    assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
-    cox_gate_absorb(&gate, 0, b);
-    assert_int_equal(wakeup_count(&wakeup), 0);
-    cox_gate_post(&gate, 0, b); /* nothing was owed: the next event's token stays */
-    assert_int_equal(wakeup_count(&wakeup), 1);
-    assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
-    cox_gate_absorb(&gate, 0, b);
-    /* post, settle */
-    cox_gate_post(&gate, 0, b);
-    cox_gate_absorb(&gate, 0, b);
-    assert_int_equal(wakeup_count(&wakeup), 0);
-    /* settle, post, and the debt is paid with the next event */
-    cox_gate_absorb(&gate, 0, b);
-    cox_gate_post(&gate, 0, b);
-    cox_gate_post(&gate, 0, b);
-    cox_gate_absorb(&gate, 0, b);
-    assert_int_equal(wakeup_count(&wakeup), 0);
-    /* settle, post, wait: the wake-up was spurious and is counted */
-    cox_gate_absorb(&gate, 0, b);
-    cox_gate_post(&gate, 0, b);
-    assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
-    cox_gate_post(&gate, 0, b);
-    cox_gate_absorb(&gate, 0, b);
-    assert_int_equal(wakeup_count(&wakeup), 0);
-    /* two events, one sleep */
-    cox_gate_post(&gate, 0, b);
-    cox_gate_post(&gate, 0, b);
-    assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
-    cox_gate_absorb(&gate, 0, b);
-    assert_int_equal(wakeup_count(&wakeup), 1);
-    cox_gate_absorb(&gate, 0, b);
-    assert_int_equal(wakeup_count(&wakeup), 0);
+    /* Posts, waits that find a token, and absorbs; then so many tokens are left. */
+    static const struct {
+        const char *calls;
+        int left;
+    } steps[] = {
+        {"pwa", 0},   {"p", 1},               /* nothing was owed: the next event's token stays */
+        {"wa", 0},    {"pa", 0}, {"appa", 0}, /* the debt is paid with the next event */
+        {"apwpa", 0},                         /* the wake-up was spurious and is counted */
+        {"ppwa", 1},                          /* two events, one sleep */
+        {"a", 0},
+    };
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        for (const char *call = steps[i].calls; *call; call++)
+            if (*call == 'p')
+                cox_gate_post(&gate, 0, b);
+            else if (*call == 'a')
+                cox_gate_absorb(&gate, 0, b);
+            else
+                assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
+        if (wakeup_count(&wakeup) != steps[i].left)
+            fail_msg("after %s: %d", steps[i].calls, wakeup_count(&wakeup));
+    }
     cox_semaphore_detach(&wakeup);
     gone(&gate, COX_CHANNEL_EXECUTE, 1);
 }
@@ -319,11 +301,10 @@ LEAK_TEST(no_wake_up_is_lost_between_state_and_sleep)
 {
     struct duet duet = {.coordinator = created(COX_CHANNEL_EXECUTE, 1, 1), .rounds = 20000};
     uint64_t seen = 0;
-    pthread_t thread;
     void *result;
     assert_int_equal(cox_gate_attach_semaphores(&duet.rank, GROUP, COX_CHANNEL_EXECUTE, 0, NULL),
                      0);
-    assert_int_equal(pthread_create(&thread, NULL, play_rank, &duet), 0);
+    pthread_t thread = test_thread(play_rank, &duet);
     while (seen < duet.rounds) {
         if (atomic_load_explicit(&duet.events, memory_order_acquire) == seen) {
             assert_int_equal(await_token(&duet.coordinator, 0, COX_WAKEUP_RESPONSE_CONSUME), 0);

@@ -5,12 +5,6 @@
 #include "channel/shm/control.h"
 #include "channel/shm/region.h"
 
-#include <fcntl.h>
-#include <limits.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/stat.h>
-
 #include "channel_fixture.h"
 
 /* A mark that an object has from its creation on. */
@@ -175,8 +169,7 @@ LEAK_TEST(b44_what_was_checked_is_what_is_mapped)
             *(r ? &denied : &mapped) += 1;
             assert_true(cox_now_ns() < deadline);
         }
-        kill(pid, SIGKILL);
-        child_status(pid);
+        child_kill(pid);
         assert_int_equal(unlink(paths[0]) | unlink(paths[1]), 0);
     }
 }

@@ -1,24 +1,9 @@
-#include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "tests/lib/rights.h"
 #include "channel_fixture.h"
 
-#include <fcntl.h>
-#include <grp.h>
-#include <inttypes.h>
-#include <poll.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
 #include <sys/file.h>
-#include <sys/prctl.h>
 #include <sys/ptrace.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 /* The kernel's largest limit of pids. A pid that was reaped may be another process's at once. */
 #define PID_NEVER_USED (1 << 22)
@@ -78,10 +63,9 @@ static void *wait_for_ever(void *context)
 LEAK_TEST(threads_are_counted)
 {
     uint64_t before = 0, after = 0;
-    pthread_t thread;
     assert_int_equal(cox_peer_thread_count(getpid(), &before), 0);
     assert_int_equal(before, 1);
-    assert_int_equal(pthread_create(&thread, NULL, wait_for_ever, NULL), 0);
+    pthread_t thread = test_thread(wait_for_ever, NULL);
     assert_int_equal(cox_peer_thread_count(getpid(), &after), 0);
     assert_true(after > before);
     pthread_cancel(thread);
@@ -110,8 +94,7 @@ LEAK_TEST(the_start_time_is_when_it_started)
         (uint64_t)before.tv_sec * ticks + (uint64_t)before.tv_nsec * ticks / 1000000000;
     uint64_t late = (uint64_t)after.tv_sec * ticks + (uint64_t)after.tv_nsec * ticks / 1000000000;
     assert_true(start >= early && start <= late);
-    kill(pid, SIGKILL);
-    child_status(pid);
+    child_kill(pid);
 }
 
 LEAK_TEST(a_child_lives_until_it_is_killed)
@@ -168,8 +151,7 @@ LEAK_TEST(b25_another_start_time_is_another_process)
     assert_int_equal(peer.pidfd, -1);
     assert_int_equal(cox_peer_open(pid, start, &peer), 0);
     cox_peer_close(&peer);
-    kill(pid, SIGKILL);
-    child_status(pid);
+    child_kill(pid);
 }
 
 static void end_stopped(void *context)
@@ -193,19 +175,16 @@ LEAK_TEST(b25_a_reused_pid_is_not_the_old_process)
         pid_t other = child_start(end_stopped, NULL);
         assert_int_equal(waitpid(other, &status, WUNTRACED), other);
         assert_int_equal(cox_peer_start_time(other, &start), 0);
-        kill(other, SIGKILL);
-        child_status(other);
+        child_kill(other);
     }
-    kill(pid, SIGKILL);
-    child_status(pid);
+    child_kill(pid);
     int fd = open("/proc/sys/kernel/ns_last_pid", O_WRONLY | O_CLOEXEC);
     int length = snprintf(number, sizeof number, "%d", (int)pid - 1);
     bool asked = fd >= 0 && write(fd, number, (size_t)length) == length;
     cox_close_fd(&fd);
     pid_t again = sleeper(NULL);
     if (!asked || again != pid) { /* not permitted, or another process was faster */
-        kill(again, SIGKILL);
-        child_status(again);
+        child_kill(again);
         cox_peer_close(&old);
         skip();
     }
@@ -217,8 +196,7 @@ LEAK_TEST(b25_a_reused_pid_is_not_the_old_process)
     assert_true(cox_peer_alive(&fresh));
     cox_peer_close(&fresh);
     cox_peer_close(&old);
-    kill(again, SIGKILL);
-    child_status(again);
+    child_kill(again);
 }
 
 struct hidden {
@@ -252,8 +230,7 @@ LEAK_TEST(b25_a_process_hidden_in_proc_is_not_dead)
     struct hidden pids = {sleeper(NULL), sleeper(NULL)};
     kill_without_reaping(pids.zombie);
     int status = child_status(child_start(look_at_hidden, &pids));
-    kill(pids.living, SIGKILL);
-    child_status(pids.living);
+    child_kill(pids.living);
     child_status(pids.zombie);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
         skip();
@@ -277,8 +254,7 @@ LEAK_TEST(any_program_name_is_read_past)
         assert_true(start >= own && start + 1 >= (uint64_t)now.tv_sec * ticks);
         assert_true(start <= ((uint64_t)now.tv_sec + 60) * ticks);
         assert_true(cox_peer_stopped(pid));
-        kill(pid, SIGKILL);
-        child_status(pid);
+        child_kill(pid);
     }
 }
 
@@ -343,8 +319,7 @@ LEAK_TEST(a_stopped_process_is_stopped_while_another_one_traces_it)
     kill(pid, SIGCONT);
     while (cox_peer_stopped(pid))
         sched_yield();
-    kill(pid, SIGKILL);
-    child_status(pid);
+    child_kill(pid);
 }
 
 /* Until its child executes a program or ends, a process that has called vfork waits in state D. */
@@ -369,8 +344,7 @@ LEAK_TEST(what_holds_a_process_is_told)
     pid_t pid = sleeper(NULL);
     cox_peer_read_hold(pid, text);
     assert_string_equal(text, "stopped by a signal");
-    kill(pid, SIGKILL);
-    child_status(pid);
+    child_kill(pid);
     cox_peer_read_hold(pid, text);
     assert_string_equal(text, "");
     pid = child_start(wait_in_the_kernel, NULL);
@@ -378,8 +352,7 @@ LEAK_TEST(what_holds_a_process_is_told)
         cox_peer_read_hold(pid, text);
     while (!text[0]);
     assert_contains(text, "in the kernel (state D");
-    kill(pid, SIGKILL);
-    child_status(pid);
+    child_kill(pid);
 }
 
 static void hold_and_wait(void *context)
@@ -399,20 +372,16 @@ LEAK_TEST(a_child_of_fork_does_not_keep_what_shows_that_its_parent_lives)
     assert_int_equal(cox_unforked_release(&fd), 0);
     assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
     assert_int_equal(fstat(fd, &st), 0);
-    assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
+    test_pipe(fds);
     pid_t pid = child_start(hold_and_wait, &fds[1]);
     assert_true(heard(fds[0]));
     assert_int_equal(cox_peer_find_holder(st.st_dev, st.st_ino), 0);
     cox_unforked_close(&fd);
     assert_int_equal(fd, -1);
-    fd = open(path, O_RDWR | O_CLOEXEC);
+    fd = test_own_fd(open(path, O_RDWR | O_CLOEXEC));
     assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
-    close(fd);
-    kill(pid, SIGKILL);
-    child_status(pid);
+    child_kill(pid);
     unlink(path);
-    close(fds[0]);
-    close(fds[1]);
 }
 
 LEAK_TEST(another_process_that_has_a_file_open_is_found)
@@ -420,19 +389,15 @@ LEAK_TEST(another_process_that_has_a_file_open_is_found)
     char path[] = "/tmp/cox_peer_test.XXXXXX";
     int fds[2];
     struct stat st;
-    int fd = mkostemp(path, O_CLOEXEC);
+    int fd = test_own_fd(mkostemp(path, O_CLOEXEC));
     assert_int_equal(fstat(fd, &st), 0);
-    assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
+    test_pipe(fds);
     pid_t pid = child_start(hold_and_wait, &fds[1]);
     assert_true(heard(fds[0]));
     assert_int_equal(cox_peer_find_holder(st.st_dev, st.st_ino), pid);
-    kill(pid, SIGKILL);
-    child_status(pid);
+    child_kill(pid);
     assert_int_equal(cox_peer_find_holder(st.st_dev, st.st_ino), 0);
-    close(fd);
     unlink(path);
-    close(fds[0]);
-    close(fds[1]);
 }
 
 /* Processor time shows in the clock of the process that used it, and of no other. */
@@ -450,8 +415,7 @@ LEAK_TEST(processor_time_is_of_its_process)
     while (own[1] < own[0] + 5 * COX_NSEC_PER_MSEC);
     assert_int_equal(cox_peer_cpu_time(pid, &others[1]), 0);
     assert_true(others[1] == others[0]);
-    kill(pid, SIGKILL);
-    child_status(pid);
+    child_kill(pid);
     assert_int_equal(cox_peer_cpu_time(pid, &others[1]), COX_PEER_DEAD);
     assert_int_equal(cox_peer_cpu_time(0, &others[1]), COX_PEER_DEAD);
     assert_true(others[1] == others[0]);

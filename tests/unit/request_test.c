@@ -2,8 +2,6 @@
 #include "channel/shm/request.h"
 
 #include <endian.h>
-#include <fcntl.h>
-#include <signal.h>
 
 #include "channel/base/fault.h"
 #include "channel/shm/state.h"
@@ -273,8 +271,7 @@ LEAK_TEST(s3_a_rank_that_was_not_asked_reads_nothing_torn)
                 asked += cox_request_read(&group->channel, s, 1, &request) != COX_EMPTY;
             }
         }
-        kill(pid, SIGKILL);
-        child_status(pid);
+        child_kill(pid);
         assert_int_equal(torn, 0);
         assert_int_equal(asked, 0);
         assert_true(whole >= 1000 && lapped >= 1000); /* both were seen, or nothing was tested */

@@ -1,6 +1,5 @@
 /* The memory of a sealed group: what a rank is given, what it can do to it, and what it refuses. */
 #include "channel/base/futex.h"
-#include "channel/base/idioms.h"
 #include "channel/shm/channel.h"
 #include "channel/shm/reply.h"
 #include "channel/shm/request.h"
@@ -8,14 +7,8 @@
 #include "channel/shm/state.h"
 #include "channel_fixture.h"
 
-#include <fcntl.h>
-#include <inttypes.h>
 #include <linux/falloc.h>
-#include <signal.h>
-#include <sys/mman.h>
 #include <sys/sendfile.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 
 #ifndef F_SEAL_FUTURE_WRITE
@@ -203,6 +196,16 @@ static void refuse_name(int fd)
     REFUSED(linkat(fd, "", AT_FDCWD, name, AT_EMPTY_PATH));
 }
 
+static void refuse_changes(int fd, uint64_t size)
+{
+    refuse_writes(fd);
+    refuse_sizes(fd);
+    refuse_seals(fd);
+    refuse_name(fd);
+    CHECK(!can_mmap(fd, size, PROT_WRITE));
+    CHECK(!can_mmap(fd, size, PROT_READ | PROT_WRITE));
+}
+
 static void attack_requests(void *context)
 {
     static struct cox_sealed own;
@@ -215,12 +218,7 @@ static void attack_requests(void *context)
     CHECK(cox_sealed_attach(&own, &seen, 1, given, NULL) == 0);
     uint64_t size = seen.region.size;
     CHECK((fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY);
-    refuse_writes(fd);
-    refuse_sizes(fd);
-    refuse_seals(fd);
-    refuse_name(fd);
-    CHECK(!can_mmap(fd, size, PROT_WRITE));
-    CHECK(!can_mmap(fd, size, PROT_READ | PROT_WRITE));
+    refuse_changes(fd, size);
     fcntl(fd, F_SETFL, O_RDWR); /* says that it worked */
     refuse_writes(fd);
     refuse_mapping(seen.region.base, size);
@@ -228,12 +226,7 @@ static void attack_requests(void *context)
         int again = reopen(fd, flags);
         if (again < 0)
             continue; /* as good */
-        refuse_writes(again);
-        refuse_sizes(again);
-        refuse_seals(again);
-        refuse_name(again);
-        CHECK(!can_mmap(again, size, PROT_WRITE));
-        CHECK(!can_mmap(again, size, PROT_READ | PROT_WRITE));
+        refuse_changes(again, size);
         void *map = mmap(NULL, size, PROT_READ, MAP_SHARED, again, 0);
         if (map != MAP_FAILED)
             refuse_mapping(map, size);
@@ -539,12 +532,7 @@ struct ghost {
  * coordinator, nor another part of the rank. */
 static void attack_group(int fd, uint64_t size)
 {
-    refuse_writes(fd);
-    refuse_sizes(fd);
-    refuse_seals(fd);
-    refuse_name(fd);
-    CHECK(!can_mmap(fd, size, PROT_WRITE));
-    CHECK(!can_mmap(fd, size, PROT_READ | PROT_WRITE));
+    refuse_changes(fd, size);
     for (int flags = O_WRONLY; flags <= O_RDWR; flags++) {
         int again = reopen(fd, flags);
         if (again < 0)

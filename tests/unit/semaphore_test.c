@@ -1,13 +1,4 @@
 #include "await_token.h"
-#include "channel/base/semaphore.h"
-
-#include <fcntl.h>
-#include <inttypes.h>
-#include <limits.h>
-#include <signal.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <time.h>
 
 #include "channel_fixture.h"
 
@@ -193,20 +184,30 @@ static void wait_for_tokens(void *context)
     }
 }
 
-LEAK_TEST(two_processes_wake_each_other)
+/* This process and a child. */
+static void wake_each_other(void (*other_side)(void *context))
 {
     struct cox_semaphore own = created(0), reply = {0};
     assert_int_equal(cox_semaphore_create(&reply, test_object("b"), 0, NULL), 0);
-    pid_t pid = child_start(wait_for_tokens, NULL);
+    pid_t pid = child_start(other_side, NULL);
     for (int i = 0; i < 2000; i++) {
+        if (i % 100 == 0) /* each side sleeps at times and is awake at times */
+            child_asleep(pid);
         cox_semaphore_post(&own);
         assert_int_equal(await_semaphore(&reply), 0);
     }
     child_join(pid);
-    assert_false(cox_semaphore_take(&own) || cox_semaphore_take(&reply));
+    /* Neither a token nor a sleeper is left in the words. */
+    assert_true(atomic_load(cox_semaphore_words(&own)) == 0);
+    assert_true(atomic_load(cox_semaphore_words(&reply)) == 0);
     cox_semaphore_detach(&reply);
     assert_int_equal(cox_semaphore_unlink(test_object("b")), 0);
     gone(&own);
+}
+
+LEAK_TEST(two_processes_wake_each_other)
+{
+    wake_each_other(wait_for_tokens);
 }
 
 /* ---- glibc's own functions on the other side ---- */
@@ -225,25 +226,9 @@ static void reply_with_glibc(void *context)
     }
 }
 
-/* Each side sleeps at times and is awake at times when the other one posts. */
 LEAK_TEST(g2a_glibc_and_this_wake_each_other)
 {
-    struct cox_semaphore own = created(0), reply = {0};
-    assert_int_equal(cox_semaphore_create(&reply, test_object("b"), 0, NULL), 0);
-    pid_t pid = child_start(reply_with_glibc, NULL);
-    for (int i = 0; i < 2000; i++) {
-        if (i % 100 == 0)
-            child_asleep(pid);
-        cox_semaphore_post(&own);
-        assert_int_equal(await_semaphore(&reply), 0);
-    }
-    child_join(pid);
-    /* No sleeper is left in the words. */
-    assert_true(atomic_load(cox_semaphore_words(&own)) == 0);
-    assert_true(atomic_load(cox_semaphore_words(&reply)) == 0);
-    cox_semaphore_detach(&reply);
-    assert_int_equal(cox_semaphore_unlink(test_object("b")), 0);
-    gone(&own);
+    wake_each_other(reply_with_glibc);
 }
 
 /* ---- overwritten words ---- */
