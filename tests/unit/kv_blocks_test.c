@@ -7,16 +7,6 @@
 
 #include <coxswain/kv.h>
 
-#include <fcntl.h>
-#include <pthread.h>
-#include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
@@ -29,16 +19,16 @@ struct both {
     uint8_t bytes[SIZE];
 };
 
+TEST_OWNED(cox_kv_blocks_free)
+TEST_OWNED(cox_kv_view_free)
+
+/* They are the test's own. */
 static void both_open(struct both *both)
 {
     assert_ok(cox_kv_blocks_new(COUNT, SIZE, &both->blocks, test_err()));
+    test_own(both->blocks, cox_kv_blocks_free_owned);
     assert_ok(cox_kv_view_attach(cox_kv_blocks_info(both->blocks).fd, &both->view, test_err()));
-}
-
-static void both_close(struct both *both)
-{
-    cox_kv_view_free(both->view);
-    cox_kv_blocks_free(both->blocks);
+    test_own(both->view, cox_kv_view_free_owned);
 }
 
 static void fill(struct both *both, uint32_t block, int byte)
@@ -62,7 +52,6 @@ static int copy(struct both *both, uint32_t block, uint64_t generation, struct c
 PLAIN_TEST(p9_a_block_is_copied_under_its_generation_alone)
 {
     struct both both;
-
     both_open(&both);
     assert_int_equal(cox_kv_view_info(both.view).block_count, COUNT);
     assert_int_equal(cox_kv_view_info(both.view).block_size, SIZE);
@@ -79,7 +68,6 @@ PLAIN_TEST(p9_a_block_is_copied_under_its_generation_alone)
     assert_int_equal(copy(&both, UINT32_MAX, 7, NULL), COX_INVALID);
     assert_int_equal(cox_kv_view_generation(both.view, 1), 7);
     assert_int_equal(cox_kv_view_generation(both.view, COUNT), COX_KV_UNUSED);
-    both_close(&both);
 }
 
 PLAIN_TEST(generations_are_sequence_ids_where_they_can_be)
@@ -99,7 +87,6 @@ PLAIN_TEST(generations_are_sequence_ids_where_they_can_be)
 PLAIN_TEST(what_cannot_be_taken_or_given_is_refused)
 {
     struct both both;
-
     both_open(&both);
     assert_int_equal(cox_kv_blocks_take(both.blocks, COUNT), COX_INVALID);
     assert_int_equal(cox_kv_blocks_give(both.blocks, COUNT, 7), COX_INVALID);
@@ -111,13 +98,11 @@ PLAIN_TEST(what_cannot_be_taken_or_given_is_refused)
     /* Without a take readers of 7 would not notice. */
     assert_int_equal(cox_kv_blocks_give(both.blocks, 0, 8), COX_STATE);
     assert_int_equal(cox_kv_blocks_generation(both.blocks, 0), 7);
-    both_close(&both);
 }
 
 PLAIN_TEST(what_is_expected_is_awaited)
 {
     struct both both;
-
     both_open(&both);
     assert_int_equal(cox_kv_view_await(both.view, 1, 0), 0); /* nothing is expected */
     give(&both, 1, 7, 'a');
@@ -137,7 +122,6 @@ PLAIN_TEST(what_is_expected_is_awaited)
     assert_int_equal(cox_kv_blocks_take(both.blocks, 1), 0);
     assert_int_equal(cox_kv_view_await(both.view, 1, 0), 0);
     assert_int_equal(copy(&both, 1, 7, NULL), COX_STALE);
-    both_close(&both);
 }
 
 static void *awaiting_main(void *argument)
@@ -150,7 +134,6 @@ static void *awaiting_main(void *argument)
 PLAIN_TEST(a_give_and_a_take_end_the_wait)
 {
     struct both both;
-
     both_open(&both);
     for (int i = 0; i < 200; i++) {
         pthread_t threads[2];
@@ -171,20 +154,17 @@ PLAIN_TEST(a_give_and_a_take_end_the_wait)
             assert_int_equal((intptr_t)result, 0);
         }
     }
-    both_close(&both);
 }
 
 /* The memory exists as long as its last view. */
 PLAIN_TEST(a_view_outlives_the_owner)
 {
     struct both both;
-
     both_open(&both);
     give(&both, 3, 9, 'z');
-    both.blocks = cox_kv_blocks_free(both.blocks);
+    test_release(both.blocks);
     assert_int_equal(copy(&both, 3, 9, NULL), 0);
     assert_int_equal(both.bytes[17], 'z');
-    both_close(&both);
 }
 
 PLAIN_TEST(new_refuses_numbers_that_cannot_be)
@@ -239,17 +219,14 @@ PLAIN_TEST(g1d_only_the_owner_can_ever_write)
     give(&both, 2, 5, 'm');
     expect_no_writing(cox_kv_blocks_info(both.blocks).fd);
     snprintf(path, sizeof(path), "/proc/self/fd/%d", cox_kv_blocks_info(both.blocks).fd);
-    const int again = open(path, O_RDWR | O_CLOEXEC);
-    assert_true(again >= 0);
+    const int again = test_own_fd(open(path, O_RDWR | O_CLOEXEC));
     expect_no_writing(again);
-    close(again);
     assert_int_equal(open(path, O_RDWR | O_TRUNC | O_CLOEXEC), -1);
     assert_int_equal(copy(&both, 2, 5, NULL), 0);
     assert_int_equal(both.bytes[1], 'm');
     give(&both, 2, 6, 'n');
     assert_int_equal(copy(&both, 2, 6, NULL), 0);
     assert_int_equal(both.bytes[1], 'n');
-    both_close(&both);
 }
 
 static long pages_of(const struct cox_kv_blocks *blocks)
@@ -282,7 +259,6 @@ PLAIN_TEST(sparse_blocks_have_the_pages_that_are_reserved)
     assert_int_equal(cox_kv_view_copy(both.view, MANY - 1, 7, bytes, NULL), 0);
     assert_int_equal(bytes[6399], 'q');
     expect_no_writing(cox_kv_blocks_info(both.blocks).fd);
-    both_close(&both);
 }
 
 /* ---- a hostile owner ---- */
@@ -409,13 +385,12 @@ PLAIN_TEST(g1d_whatever_is_taken_during_a_copy_is_stale)
         const int what = way / 2;
         struct both both;
         struct copying copying = {.both = &both};
-        pthread_t thread;
 
         both_open(&both);
         give(&both, 1, 7, 'a');
         atomic_store(&counts->struck, 0);
         cox_fault_arm(plans[way % 2]);
-        assert_int_equal(pthread_create(&thread, NULL, copying_main, &copying), 0);
+        pthread_t thread = test_thread(copying_main, &copying);
         while (atomic_load(&counts->struck) == 0)
             sched_yield();
         if (what == 0) /* other blocks, and positions behind the filled ones: disturbs no copy */
@@ -429,7 +404,6 @@ PLAIN_TEST(g1d_whatever_is_taken_during_a_copy_is_stale)
         assert_int_equal(copying.result, what == 0 ? 0 : COX_STALE);
         if (what == 0)
             assert_int_equal(both.bytes[0], 'a');
-        both_close(&both);
     }
 }
 

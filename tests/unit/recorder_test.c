@@ -1,22 +1,11 @@
 /* The flight recorder: what is recorded is read, also of a writer that is killed or never stops.
  * Bytes of any kind are refused or read, never trusted. */
-#include "channel/base/idioms.h"
 #include "channel/recorder/recorder.h"
 #include "coordinator/recording/recording.h"
 #include "proto/recording.pb-c.h"
 #include "tests/lib/test.h"
 
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/ptrace.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define EXECUTE COX_CHANNEL_EXECUTE
 #define STEPS 5000
@@ -26,11 +15,10 @@ static uint64_t block_size(void)
     return cox_recorder_block_size(false);
 }
 
-/* Memory as a group has it, with the rank's block at this offset. */
+/* Memory as a group has it, the test's own, with the rank's block at this offset. */
 static int memory_make(uint64_t offset, uint32_t rank, const char *path)
 {
-    int fd = memfd_create("recorder", MFD_CLOEXEC);
-    assert_true(fd >= 0);
+    int fd = test_own_fd(memfd_create("recorder", MFD_CLOEXEC));
     assert_int_equal(ftruncate(fd, (off_t)(offset + block_size())), 0);
     uint8_t *base = mmap(NULL, offset + block_size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     assert_true(base != MAP_FAILED);
@@ -46,16 +34,10 @@ static uint8_t *copy;
 
 TEST_OWNED(cox_recorder_unref)
 
-static void close_owned(void *object)
-{
-    close((int)(intptr_t)object);
-}
-
 /* Its ring of execute. */
 static struct cox_recorder_requests rank_recorder(void)
 {
     memory_fd = memory_make(0, 0, NULL);
-    test_own((void *)(intptr_t)memory_fd, close_owned);
     copy = test_own(malloc(cox_recorder_block_size(true)), free);
     recorder = NULL;
     assert_int_equal(cox_recorder_attach(memory_fd, 0, 0, 1, 1, &recorder), 0);
@@ -135,7 +117,7 @@ static uint32_t check_copy(const void *bytes, uint64_t *ret_newest)
 PLAIN_TEST(the_last_steps_are_read)
 {
     struct cox_recorder *own = NULL;
-    uint8_t *bytes = malloc(block_size());
+    uint8_t *bytes = test_own(malloc(block_size()), free);
     int fd = memory_make(4096, 3, NULL);
     assert_int_equal(cox_recorder_attach(fd, 4096, 3, 2, 99, &own), 0);
     const struct cox_recorder_requests ring = cox_recorder_requests(own, EXECUTE);
@@ -153,8 +135,6 @@ PLAIN_TEST(the_last_steps_are_read)
     assert_int_equal(head.pid, getpid());
     assert_int_equal(head.start, 99);
     cox_recorder_unref(own);
-    close(fd);
-    free(bytes);
 }
 
 PLAIN_TEST(memory_without_a_recorder_is_none)
@@ -164,7 +144,7 @@ PLAIN_TEST(memory_without_a_recorder_is_none)
     /* of another rank; behind the end, as where a coordinator records nothing; all zero */
     assert_int_equal(cox_recorder_attach(fd, 0, 2, 1, 1, &own), COX_NOT_FOUND);
     assert_int_equal(cox_recorder_attach(fd, 4096, 3, 1, 1, &own), COX_NOT_FOUND);
-    int zero = memfd_create("zero", MFD_CLOEXEC);
+    int zero = test_own_fd(memfd_create("zero", MFD_CLOEXEC));
     assert_int_equal(ftruncate(zero, (off_t)block_size()), 0);
     assert_int_equal(cox_recorder_attach(zero, 0, 0, 1, 1, &own), COX_NOT_FOUND);
     assert_null(own);
@@ -172,8 +152,6 @@ PLAIN_TEST(memory_without_a_recorder_is_none)
     assert_null(none.records);
     cox_recorder_begin(&none, 1, 1);
     cox_recorder_end(&none, 1, 1);
-    close(zero);
-    close(fd);
 }
 
 /* ---- a writer that does not stop ---- */
@@ -190,10 +168,9 @@ static void *write_on(void *argument)
 
 PLAIN_TEST(m18_a_reader_never_sees_a_mixture)
 {
-    pthread_t thread;
     struct cox_recorder_requests ring = rank_recorder();
     atomic_store(&stopping, false);
-    assert_int_equal(pthread_create(&thread, NULL, write_on, &ring), 0);
+    pthread_t thread = test_thread(write_on, &ring);
     uint64_t before = 0;
     for (int i = 0; i < 200; i++) {
         uint64_t newest;
@@ -208,11 +185,11 @@ PLAIN_TEST(m18_a_reader_never_sees_a_mixture)
 
 PLAIN_TEST(m18_what_a_killed_writer_left_is_read)
 {
-    uint8_t *bytes = malloc(block_size());
+    uint8_t *bytes = test_own(malloc(block_size()), free);
     for (int i = 0; i < 40; i++) {
         int fd = memory_make(0, 0, NULL);
         int ready[2];
-        assert_int_equal(pipe(ready), 0);
+        test_pipe(ready);
         pid_t child = fork();
         if (child == 0) {
             struct cox_recorder *own = NULL;
@@ -236,18 +213,14 @@ PLAIN_TEST(m18_what_a_killed_writer_left_is_read)
         uint64_t newest;
         assert_true(check_copy(bytes, &newest) >= 1);
         munmap(block, block_size());
-        close(fd);
-        close(ready[0]);
-        close(ready[1]);
     }
-    free(bytes);
 }
 
 /* The writer is stopped after every instruction, as if it had been killed there. */
 PLAIN_TEST(m18_a_writer_is_read_after_every_instruction)
 {
     const uint64_t sequences[] = {5, 5 + cox_recorder_capacity(EXECUTE)}; /* in one place */
-    uint8_t *bytes = malloc(block_size());
+    uint8_t *bytes = test_own(malloc(block_size()), free);
     int fd = memory_make(0, 0, NULL);
     pid_t child = fork();
     if (child == 0) {
@@ -266,11 +239,8 @@ PLAIN_TEST(m18_a_writer_is_read_after_every_instruction)
     int status, steps = 0;
     uint64_t newest = 0, before = 0;
     assert_int_equal(waitpid(child, &status, 0), child);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) {
-        free(bytes);
-        close(fd);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
         skip();
-    }
     assert_true(WIFSTOPPED(status));
     uint8_t *block = mmap(NULL, block_size(), PROT_READ, MAP_SHARED, fd, 0);
     assert_true(block != MAP_FAILED);
@@ -290,8 +260,6 @@ PLAIN_TEST(m18_a_writer_is_read_after_every_instruction)
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
     munmap(block, block_size());
-    close(fd);
-    free(bytes);
 }
 
 /* ---- what an earlier request has left ---- */
@@ -333,7 +301,7 @@ PLAIN_TEST(m18_the_coordinator_shows_nothing_of_the_request_before)
 
 /* ---- ticks ---- */
 
-static struct cox_recorder *ticking_recorder(int *ret_fd)
+static struct cox_recorder *ticking_recorder(void)
 {
     struct cox_recorder *own = NULL;
     int fd = memory_make(0, 0, NULL);
@@ -342,7 +310,6 @@ static struct cox_recorder *ticking_recorder(int *ret_fd)
     cox_recorder_block_init(base, 0, 7, NULL, COX_RECORDER_TICKS);
     munmap(base, block_size());
     assert_int_equal(cox_recorder_attach(fd, 0, 0, 1, 1, &own), 0);
-    *ret_fd = fd;
     return own;
 }
 
@@ -352,10 +319,9 @@ PLAIN_TEST(m18_ticks_are_read_as_the_time_they_were)
 {
     if (cox_recorder_clock_find() != COX_RECORDER_TICKS)
         skip();
-    int fd;
-    struct cox_recorder *own = ticking_recorder(&fd);
+    struct cox_recorder *own = ticking_recorder();
     const struct cox_recorder_requests ring = cox_recorder_requests(own, EXECUTE);
-    uint8_t *bytes = malloc(block_size());
+    uint8_t *bytes = test_own(malloc(block_size()), free);
     assert_true(ring.plain);
     for (uint64_t sequence = 1; sequence <= 100; sequence++) {
         struct cox_record read;
@@ -378,8 +344,6 @@ PLAIN_TEST(m18_ticks_are_read_as_the_time_they_were)
         }
     }
     cox_recorder_unref(own);
-    close(fd);
-    free(bytes);
 }
 
 /* Words of any kind in the head and the records: the copy has some times. */
@@ -387,7 +351,8 @@ PLAIN_TEST(m18_hostile_ticks_are_converted_to_something)
 {
     const uint64_t odd[] = {0, 1, UINT64_C(1) << 62, UINT64_C(1) << 63, UINT64_MAX};
     const size_t count = sizeof odd / sizeof odd[0];
-    uint8_t *block = aligned_alloc(64, block_size()), *bytes = malloc(block_size());
+    uint8_t *block = test_own(aligned_alloc(64, block_size()), free);
+    uint8_t *bytes = test_own(malloc(block_size()), free);
     memset(block, 0, block_size());
     struct cox_recorder_layout_head *head = (void *)block;
     cox_recorder_block_init(block, 0, 7, NULL, COX_RECORDER_TICKS);
@@ -404,8 +369,6 @@ PLAIN_TEST(m18_hostile_ticks_are_converted_to_something)
         assert_true(cox_recorder_read(bytes, false, EXECUTE, 1, &read));
         assert_true(read.taken_ns <= UINT64_C(1) << 62 && read.reply_ns <= UINT64_C(1) << 62);
     }
-    free(block);
-    free(bytes);
 }
 
 /* ---- operations of the rank group ---- */
@@ -519,7 +482,7 @@ PLAIN_TEST(the_coordinator_records_in_its_own_memory)
 
 PLAIN_TEST(m18_bytes_of_any_kind_are_refused_or_read)
 {
-    uint8_t *bytes = calloc(1, block_size());
+    uint8_t *bytes = test_own(calloc(1, block_size()), free);
     struct cox_record_head head;
     struct cox_error err = {0};
     bool coordinator;
@@ -550,7 +513,6 @@ PLAIN_TEST(m18_bytes_of_any_kind_are_refused_or_read)
             cox_recorder_read_operation(bytes, i, &read);
         }
     }
-    free(bytes);
 }
 
 /* ---- files ---- */
@@ -561,16 +523,15 @@ PLAIN_TEST(a_rank_records_in_the_file_that_it_is_told)
 {
     char path[COX_RECORDER_PATH_SIZE];
     struct cox_recorder *own = NULL;
-    struct cox_error err = {0};
     int file_fd = -1;
-    assert_int_equal(cox_recording_ring_path(folder, "g", 0, path, &err), 0);
-    assert_int_equal(cox_recorder_file_create(path, 0, 7, &file_fd, &err), 0);
+    assert_ok(cox_recording_ring_path(folder, "g", 0, path, test_err()));
+    assert_ok(cox_recorder_file_create(path, 0, 7, &file_fd, test_err()));
     int fd = memory_make(0, 0, path);
     assert_int_equal(cox_recorder_attach(fd, 0, 0, 1, 1, &own), 0);
     struct cox_recorder_requests ring = cox_recorder_requests(own, COX_CHANNEL_EXECUTE);
     record(&ring, 5);
     /* The file has what the memory has. */
-    uint8_t *file = malloc(block_size());
+    uint8_t *file = test_own(malloc(block_size()), free);
     assert_int_equal(pread(file_fd, file, block_size(), 0), block_size());
     assert_int_equal(cox_recorder_block_pid(file), getpid());
     const size_t at = sizeof(struct cox_recorder_layout_head);
@@ -579,7 +540,6 @@ PLAIN_TEST(a_rank_records_in_the_file_that_it_is_told)
     assert_int_equal(ftruncate(file_fd, 0), 0);
     record(&ring, 6);
     cox_recorder_unref(own);
-    free(file);
     /* A file that is none: the memory is used. */
     assert_int_equal(truncate(path, 100), 0);
     assert_int_equal(cox_recorder_attach(fd, 0, 0, 1, 1, &own), 0);
@@ -589,7 +549,6 @@ PLAIN_TEST(a_rank_records_in_the_file_that_it_is_told)
     cox_recorder_unref(own);
     close(file_fd);
     unlink(path);
-    close(fd);
 }
 
 PLAIN_TEST(crash_files_are_bounded_and_whole)

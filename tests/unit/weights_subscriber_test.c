@@ -7,13 +7,6 @@
 
 #include <coxswain/handle.h>
 
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-
 #define LABEL "cox_weights"
 #define SIZE 20000u /* no multiple of a page */
 #define ALL_SEALS (F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
@@ -21,7 +14,7 @@
 
 static struct cox_error error;
 
-/* An image of bytes that are all `value`; its fd. */
+/* An image of bytes that are all `value`; its fd, the test's own. */
 static int image_of(uint8_t value)
 {
     struct cox_region region = {0};
@@ -30,14 +23,14 @@ static int image_of(uint8_t value)
     memset(region.base, value, SIZE);
     assert_ok(cox_region_seal_image(&region, LABEL, &fd, test_err()));
     assert_null(region.base);
-    return fd;
+    return test_own_fd(fd);
 }
 
 static int reopened(int fd)
 {
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    return open(path, O_RDWR | O_CLOEXEC);
+    return test_own_fd(open(path, O_RDWR | O_CLOEXEC)); /* the user may; it is of no use */
 }
 
 static void expect_unchangeable(int fd)
@@ -57,7 +50,6 @@ LEAK_TEST(g1c_an_image_cannot_be_changed)
     int fd = image_of(7), again = reopened(fd);
     assert_int_equal(fcntl(fd, F_GETFL) & O_ACCMODE, O_RDONLY);
     assert_int_equal(fcntl(fd, F_GET_SEALS) & ALL_SEALS, ALL_SEALS);
-    assert_true(again >= 0); /* the user may; it is of no use */
     expect_unchangeable(fd);
     expect_unchangeable(again);
     assert_int_equal(cox_region_attach_image(&region, fd, LABEL, SIZE, &error), 0);
@@ -67,8 +59,6 @@ LEAK_TEST(g1c_an_image_cannot_be_changed)
     for (size_t i = 0; i < SIZE; i++)
         assert_int_equal(((const uint8_t *)region.base)[i], 7);
     cox_region_detach(&region);
-    close(again);
-    close(fd);
 }
 
 /* While it is filled there is one mapping that can write it, and no other way. */
@@ -81,7 +71,6 @@ LEAK_TEST(g1c_an_image_is_written_by_its_creator_alone)
     int again = reopened(fd);
     assert_int_equal(pwrite(again, bytes, sizeof bytes, 0), -1);
     assert_ptr_equal(mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, again, 0), MAP_FAILED);
-    close(again);
     /* One more, which this process makes of its own. */
     void *other = mremap(region.base, 0, SIZE, MREMAP_MAYMOVE);
     assert_ptr_not_equal(other, MAP_FAILED);
@@ -98,7 +87,6 @@ LEAK_TEST(an_image_that_memory_cannot_hold_is_refused)
     struct cox_region region = {0};
     int fd = -1;
     assert_int_equal(cox_region_create_image(&region, LABEL, 0, &fd, &error), COX_INVALID);
-    error = (struct cox_error){0};
     assert_refused(cox_region_create_image(&region, LABEL, UINT64_C(1) << 52, &fd, test_err()),
                    COX_NO_SPACE, "this machine has");
     assert_null(region.base);
@@ -121,12 +109,11 @@ static void *unmap_soon(void *context)
 LEAK_TEST(an_image_that_is_in_use_for_a_moment_is_sealed_afterwards)
 {
     struct cox_region region = {0};
-    pthread_t thread;
     int fd = -1;
     assert_int_equal(cox_region_create_image(&region, LABEL, SIZE, &fd, &error), 0);
     struct mapping other = {mremap(region.base, 0, SIZE, MREMAP_MAYMOVE)};
     assert_ptr_not_equal(other.base, MAP_FAILED);
-    assert_int_equal(pthread_create(&thread, NULL, unmap_soon, &other), 0);
+    pthread_t thread = test_thread(unmap_soon, &other);
     assert_int_equal(cox_region_seal_image(&region, LABEL, &fd, &error), 0);
     pthread_join(thread, NULL);
     close(fd);
@@ -154,28 +141,22 @@ LEAK_TEST(what_is_no_image_is_refused)
     static const int seals[] = {F_SEAL_WRITE, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL};
     struct cox_region region = {0};
     for (size_t i = 0; i < sizeof seals / sizeof seals[0]; i++) {
-        int fd = memfd_create("one seal is wanting", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        int fd = test_own_fd(memfd_create("one seal is wanting", MFD_CLOEXEC | MFD_ALLOW_SEALING));
         assert_int_equal(ftruncate(fd, SIZE), 0);
         assert_int_equal(fchmod(fd, 0600), 0);
         assert_int_equal(fcntl(fd, F_ADD_SEALS, ALL_SEALS & ~seals[i]), 0);
-        error = (struct cox_error){0};
         assert_refused(cox_region_attach_image(&region, fd, LABEL, SIZE, test_err()), COX_DENIED,
                        "another process could change it");
-        close(fd);
     }
-    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    int null = test_own_fd(open("/dev/null", O_RDWR | O_CLOEXEC));
     assert_int_equal(cox_region_attach_image(&region, null, LABEL, SIZE, NULL), COX_DENIED);
-    close(null);
-    int file = open(SHM, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    int file = test_own_fd(open(SHM, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
     assert_int_equal(ftruncate(file, SIZE), 0);
     assert_int_equal(cox_region_attach_image(&region, file, LABEL, SIZE, NULL), COX_DENIED);
-    close(file);
     int fd = image_of(1);
-    error = (struct cox_error){0};
     assert_refused(cox_region_attach_image(&region, fd, LABEL, SIZE + 1, test_err()), COX_CORRUPT,
                    "20000 bytes, expected 20001");
     assert_int_equal(cox_region_attach_image(&region, fd, LABEL, SIZE - 1, NULL), COX_CORRUPT);
-    close(fd);
     assert_null(region.base);
 }
 
@@ -202,7 +183,7 @@ static struct cox_weights_candidate candidate_of(uint64_t version, uint8_t value
     struct cox_weights_candidate candidate = {.version = version, .size = SIZE};
     int fd = image_of(value);
     assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &candidate.handle, &error), 0);
-    close(fd);
+    test_close(fd);
     return candidate;
 }
 
@@ -297,10 +278,9 @@ LEAK_TEST(an_offer_that_is_none_changes_nothing)
     bad = candidate_of(2, 22);
     bad.size++;
     assert_int_equal(take(2, &bad, &value), COX_CORRUPT);
-    int fd = memfd_create("none", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int fd = test_own_fd(memfd_create("none", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     assert_int_equal(ftruncate(fd, SIZE), 0);
     assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &bad.handle, &error), 0);
-    close(fd);
     bad.size = SIZE;
     assert_int_equal(take(2, &bad, &value), COX_DENIED);
     assert_int_equal(cox_weights_subscriber_version(weights), 1);
