@@ -8,10 +8,6 @@
 #include "worker/sequences/table.h"
 #include "tests/lib/test.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
-#include <string.h>
-
 #define PATIENCE_MS 30000
 
 static uint64_t patience(void)
@@ -27,12 +23,20 @@ static bool at_once(void *context)
 
 /* ---- alone ---- */
 
+TEST_OWNED(cox_adapter_references_free)
+
+static struct cox_adapter_references *references_new(void)
+{
+    struct cox_adapter_references *made;
+    assert_int_equal(cox_adapter_references_new(&made), 0);
+    return test_own(made, cox_adapter_references_free_owned);
+}
+
 PLAIN_TEST(m13_a_name_is_one_as_long_as_it_is_used)
 {
-    struct cox_adapter_references *references;
+    struct cox_adapter_references *references = references_new();
     struct cox_adapter_reference *first, *second, *other;
     char name[COX_LORA_NAME_LENGTH_MAX + 2];
-    assert_int_equal(cox_adapter_references_new(&references), 0);
     assert_int_equal(cox_adapter_references_take(references, "a", &first), 0);
     assert_int_equal(cox_adapter_references_take(references, "a", &second), 0);
     assert_int_equal(cox_adapter_references_take(references, "b", &other), 0);
@@ -53,15 +57,13 @@ PLAIN_TEST(m13_a_name_is_one_as_long_as_it_is_used)
     assert_int_equal(cox_adapter_references_take(references, name, &first), COX_TOO_LARGE);
     name[sizeof name - 2] = '\0';
     assert_int_equal(cox_adapter_references_take(references, name, &first), 0);
-    cox_adapter_references_free(references);
 }
 
 PLAIN_TEST(m13_a_closed_name_is_not_taken_until_it_is_open)
 {
-    struct cox_adapter_references *references;
+    struct cox_adapter_references *references = references_new();
     struct cox_adapter_reference *reference;
     uint32_t count = 0;
-    assert_int_equal(cox_adapter_references_new(&references), 0);
     for (int i = 0; i < 2; i++) {
         assert_int_equal(cox_adapter_references_close(references, "a", 0, NULL, NULL, &count), 0);
         assert_int_equal(cox_adapter_references_take(references, "a", &reference), COX_BUSY);
@@ -72,15 +74,13 @@ PLAIN_TEST(m13_a_closed_name_is_not_taken_until_it_is_open)
         assert_int_equal(cox_adapter_references_take(references, "a", &reference), 0);
         cox_adapter_references_give(references, reference);
     }
-    cox_adapter_references_free(references);
 }
 
 PLAIN_TEST(m13_a_close_that_is_given_up_opens_the_name_again)
 {
-    struct cox_adapter_references *references;
+    struct cox_adapter_references *references = references_new();
     struct cox_adapter_reference *reference;
     uint32_t count = 0;
-    assert_int_equal(cox_adapter_references_new(&references), 0);
     assert_int_equal(cox_adapter_references_take(references, "a", &reference), 0);
     assert_ptr_equal(cox_adapter_references_again(references, reference), reference);
     assert_int_equal(
@@ -92,7 +92,6 @@ PLAIN_TEST(m13_a_close_that_is_given_up_opens_the_name_again)
     assert_int_equal(count, 2);
     assert_ptr_equal(cox_adapter_references_again(references, reference), reference);
     assert_int_equal(cox_adapter_references_take(references, "a", &reference), 0);
-    cox_adapter_references_free(references);
 }
 
 struct closing {
@@ -113,12 +112,10 @@ static void *close_main(void *context)
 
 PLAIN_TEST(m13_a_close_waits_for_the_last_one)
 {
-    struct closing closing = {.result = -1};
+    struct closing closing = {.references = references_new(), .result = -1};
     struct cox_adapter_reference *reference, *more;
-    pthread_t thread;
-    assert_int_equal(cox_adapter_references_new(&closing.references), 0);
     assert_int_equal(cox_adapter_references_take(closing.references, "a", &reference), 0);
-    assert_int_equal(pthread_create(&thread, NULL, close_main, &closing), 0);
+    pthread_t thread = test_thread(close_main, &closing);
     while (cox_adapter_references_take(closing.references, "a", &more) == 0)
         cox_adapter_references_give(closing.references, more);
     /* Closed, and a copy of one that there is is not refused. */
@@ -129,7 +126,6 @@ PLAIN_TEST(m13_a_close_waits_for_the_last_one)
     pthread_join(thread, NULL);
     assert_int_equal(closing.result, 0);
     assert_int_equal(cox_adapter_references_take(closing.references, "a", &reference), COX_BUSY);
-    cox_adapter_references_free(closing.references);
 }
 
 /* ---- in the table ---- */
@@ -169,6 +165,13 @@ static int apply(const Request *request)
     for (uint32_t i = 0; r == 0 && i < batch->row_count; i++)
         outputs[i].token = 1;
     return r;
+}
+
+/* Applies and commits. */
+static void advance(const Request *request)
+{
+    assert_int_equal(apply(request), 0);
+    cox_table_commit(table);
 }
 
 static void announce(Request *request, uint32_t slot, int64_t id, const char *lora)
@@ -217,8 +220,7 @@ TABLE_TEST(m13_a_step_that_is_reverted_changes_no_count)
 {
     Request *request = packed_new(COX_FORWARD_PREFILL, 0);
     announce(request, 0, 10, "a");
-    assert_int_equal(apply(request), 0);
-    cox_table_commit(table);
+    advance(request);
     request = packed_new(COX_FORWARD_PREFILL, sequence);
     packed_finish(request, 0);
     announce(request, 1, 11, "a");
@@ -240,8 +242,7 @@ TABLE_TEST(m13_sequences_of_a_closed_name_are_refused_but_those_there_are)
     uint32_t count;
     Request *request = packed_new(COX_FORWARD_PREFILL, 0);
     announce(request, 0, 10, "a");
-    assert_int_equal(apply(request), 0);
-    cox_table_commit(table);
+    advance(request);
     /* Only an adapter without users is closed for good; so that it stays closed, an unused one is
      * closed. */
     assert_int_equal(cox_adapter_references_close(table_references, "b", 0, NULL, NULL, &count), 0);
@@ -253,8 +254,7 @@ TABLE_TEST(m13_sequences_of_a_closed_name_are_refused_but_those_there_are)
     cox_adapter_references_open(table_references, "b");
     request = packed_new(COX_FORWARD_PREFILL, cox_table_base(table));
     announce(request, 1, 11, "b");
-    assert_int_equal(apply(request), 0);
-    cox_table_commit(table);
+    advance(request);
     char name[COX_LORA_NAME_LENGTH_MAX + 2];
     memset(name, 'x', sizeof name);
     name[sizeof name - 1] = '\0';
@@ -269,14 +269,12 @@ TABLE_TEST(m13_sequences_of_a_closed_name_are_refused_but_those_there_are)
 TABLE_TEST(m13_live_sequences_are_announced_again_under_a_closed_name)
 {
     struct closing closing = {.references = table_references, .result = -1};
-    pthread_t thread;
     struct cox_adapter_reference *reference;
     Request *request = packed_new(COX_FORWARD_PREFILL, 0);
     announce(request, 0, 10, "a");
     announce(request, 1, 11, "b");
-    assert_int_equal(apply(request), 0);
-    cox_table_commit(table);
-    assert_int_equal(pthread_create(&thread, NULL, close_main, &closing), 0);
+    advance(request);
+    pthread_t thread = test_thread(close_main, &closing);
     while (cox_adapter_references_take(table_references, "a", &reference) == 0)
         cox_adapter_references_give(table_references, reference);
     request = packed_new(COX_FORWARD_PREFILL, 0);
@@ -318,7 +316,6 @@ TABLE_TEST(m13_nested_prompts_name_adapters)
     assert_int_equal(count_of("a"), 1);
     request = request_new(COX_FORWARD_DECODE);
     nested_finish(request, "r1");
-    assert_int_equal(apply(request), 0);
-    cox_table_commit(table);
+    advance(request);
     assert_int_equal(count_of("a"), 0);
 }

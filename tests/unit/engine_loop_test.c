@@ -1,13 +1,9 @@
 /*
  * engine loop: whole runs against the rank of engine_loop_fixture.h.
  */
-#include "channel/base/idioms.h"
 #include "engine_loop_fixture.h"
 #include "tests/lib/allocations.h"
 #include "tests/lib/test.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- requests whose replies are known ---- */
 
@@ -578,18 +574,24 @@ static void *stop_soon(void *context)
     return NULL;
 }
 
-LOOP_TEST(stop_ends_a_run_whose_step_never_ends)
+/* Runs it while the thread stops it. */
+static struct cox_engine_loop *run_closed(void *(*thread_main)(void *))
 {
-    executor->script.silent = true;
     expectations_make(5);
     for (int i = 0; i < REQUEST_COUNT; i++)
         expectations[i].code = COX_CLOSED;
     struct cox_engine_loop *engine_loop = engine_loop_new();
     add_all(engine_loop);
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, stop_soon, engine_loop), 0);
+    pthread_t thread = test_thread(thread_main, engine_loop);
     assert_int_equal(cox_engine_loop_run(engine_loop, NULL), COX_CLOSED);
     pthread_join(thread, NULL);
+    return engine_loop;
+}
+
+LOOP_TEST(stop_ends_a_run_whose_step_never_ends)
+{
+    executor->script.silent = true;
+    struct cox_engine_loop *engine_loop = run_closed(stop_soon);
     expect_all_done();
     assert_int_equal(cox_engine_loop_run(engine_loop, NULL), COX_CLOSED);
 }
@@ -641,15 +643,7 @@ LOOP_TEST(stop_ends_a_run_that_waits_for_recovery)
     options.recover_cancel = on_recover_cancel;
     options.recover_context = &sleeper;
     executor->script.status = dead;
-    expectations_make(5);
-    for (int i = 0; i < REQUEST_COUNT; i++)
-        expectations[i].code = COX_CLOSED;
-    struct cox_engine_loop *engine_loop = engine_loop_new();
-    add_all(engine_loop);
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, stop_when_asleep, engine_loop), 0);
-    assert_int_equal(cox_engine_loop_run(engine_loop, NULL), COX_CLOSED);
-    pthread_join(thread, NULL);
+    run_closed(stop_when_asleep);
 }
 
 static uint64_t allocations_before, allocations_after;

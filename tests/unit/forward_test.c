@@ -8,11 +8,6 @@
 #include "engine/compute/model.h"
 #include "tests/lib/test.h"
 
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define SEQUENCE_LENGTH 37u
 #define BLOCK_COUNT 96u
 #define ROW_COUNT_MAX 24u
@@ -338,8 +333,7 @@ static void *fill_block(const struct bench *bench)
     void *block;
 
     assert_int_equal(cox_model_folder_config(bench->directory, &config, NULL), 0);
-    block = aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_model_block_size(&config));
-    assert_non_null(block);
+    block = test_own(aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_model_block_size(&config)), free);
     assert_int_equal(cox_model_block_fill(&config, bench->directory, block, NULL, NULL, NULL), 0);
     return block;
 }
@@ -362,8 +356,7 @@ SHAPES_TEST(s5_logits_same_bits_for_any_number_of_ranks)
     void *block;
 
     layout = cox_weights_layout(cox_model_config(bench->model));
-    weights = aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_weights_size(&layout));
-    assert_non_null(weights);
+    weights = test_own(aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_weights_size(&layout)), free);
     assert_int_equal(cox_weights_fill(cox_model_config(bench->model), bench->directory, weights,
                                       NULL, NULL, NULL),
                      0);
@@ -375,8 +368,6 @@ SHAPES_TEST(s5_logits_same_bits_for_any_number_of_ranks)
         check_ranks(bench, rank_count, weights, cox_weights_size(&layout));
     for (uint32_t rank_count = 1; rank_count; rank_count = next_rank_count(c, rank_count))
         check_ranks(bench, rank_count, block, 0);
-    free(block);
-    free(weights);
 }
 
 /* Each rank loads what its share needs and nothing else. */
@@ -482,13 +473,10 @@ PLAIN_TEST(step_refuses_a_bad_row_without_effect)
 {
     const struct cox_sampling hot = {.temperature = -1, .top_p = 1, .repetition_penalty = 1};
     const struct cox_block_pair pair = {0, (int32_t)BLOCK_COUNT};
-    void *before;
-    size_t size;
-
     struct bench *bench = bench_new(&fixture_shapes[0]);
-    size = (size_t)cox_cache_block_size(cox_cache_geometry(bench->cache)) * BLOCK_COUNT;
-    before = malloc(size);
-    assert_non_null(before);
+    const size_t size =
+        (size_t)cox_cache_block_size(cox_cache_geometry(bench->cache)) * BLOCK_COUNT;
+    void *before = test_own(malloc(size), free);
     memcpy(before, cox_cache_block(bench->cache, 0), size);
 
     for (int wrong = 0; wrong < 9; wrong++) {
@@ -503,39 +491,22 @@ PLAIN_TEST(step_refuses_a_bad_row_without_effect)
         add_row(bench, bench->noise, 0, 9, 50);
         add_row(bench, tokens, 1, SEQUENCE_LENGTH - 1, 0);
         row = &bench->rows[1];
+        // clang-format off
         switch (wrong) {
-        case 0:
-            row->token_count = 0;
-            break;
-        case 1:
-            row->position = UINT32_MAX;
-            break;
-        case 2:
-            tokens[3] = 61;
-            break;
-        case 3:
-            tokens[0] = -1;
-            break;
-        case 4:
-            bench->tables[1].count = 9;
-            break;
-        case 5:
-            bench->blocks[1][9] = (int32_t)BLOCK_COUNT;
-            break;
-        case 6:
-            bench->blocks[1][0] = -1;
-            break;
-        case 7:
-            row->sampling = &hot;
-            break;
-        default:
-            bench->batch.copy = &pair;
-            bench->batch.copy_count = 1;
+        case 0: row->token_count = 0; break;
+        case 1: row->position = UINT32_MAX; break;
+        case 2: tokens[3] = 61; break;
+        case 3: tokens[0] = -1; break;
+        case 4: bench->tables[1].count = 9; break;
+        case 5: bench->blocks[1][9] = (int32_t)BLOCK_COUNT; break;
+        case 6: bench->blocks[1][0] = -1; break;
+        case 7: row->sampling = &hot; break;
+        default: bench->batch.copy = &pair; bench->batch.copy_count = 1;
         }
+        // clang-format on
         expect_refused(bench, words[wrong]);
         assert_memory_equal(cox_cache_block(bench->cache, 0), before, size);
     }
-    free(before);
 }
 
 PLAIN_TEST(step_stops_between_layers_when_given_up)

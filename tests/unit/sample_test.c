@@ -2,18 +2,20 @@
 #include "tests/lib/test.h"
 
 #include <math.h>
-#include <string.h>
 
 #define DRAW_COUNT 20000u
 
 static const struct cox_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
 
+TEST_OWNED(cox_sampler_free)
+
+/* The test's own. */
 static struct cox_sampler *open_sampler(uint32_t vocab_size)
 {
     struct cox_sampler *sampler = NULL;
 
     assert_int_equal(cox_sampler_new(vocab_size, &sampler, NULL), 0);
-    return sampler;
+    return test_own(sampler, cox_sampler_free_owned);
 }
 
 /* Draws at a position; the tokens so far are all token 0, unless tokens says more. */
@@ -37,7 +39,6 @@ static void draw_shares(const struct cox_sampling *sampling, const float *logits
     memset(shares, 0, vocab_size * sizeof(shares[0]));
     for (uint32_t i = 0; i < DRAW_COUNT; i++)
         shares[draw_at(sampler, sampling, logits, i).token] += 1.0 / DRAW_COUNT;
-    cox_sampler_free(sampler);
 }
 
 static void assert_near(double a, double b, double error)
@@ -94,7 +95,6 @@ PLAIN_TEST(greedy_takes_the_highest_and_the_lowest_of_a_tie)
 
     assert_int_equal(output.token, 1);
     assert_near((double)output.logprob, 3 - log(sum), 1e-6);
-    cox_sampler_free(sampler);
 }
 
 PLAIN_TEST(draws_follow_the_softmax)
@@ -185,7 +185,6 @@ PLAIN_TEST(top_k_agrees_with_a_plain_selection)
             assert_true(better < k);
         }
     }
-    cox_sampler_free(sampler);
 }
 
 PLAIN_TEST(repetition_penalty_counts_each_token_once)
@@ -205,7 +204,6 @@ PLAIN_TEST(repetition_penalty_counts_each_token_once)
     sampling.repetition_penalty = 1.3f; /* once: 4 / 1.3 is above 3; three times would be below */
     assert_int_equal(cox_sampler_draw(sampler, &sampling, tokens, 4, logits, &output, NULL), 0);
     assert_int_equal(output.token, 0);
-    cox_sampler_free(sampler);
 }
 
 PLAIN_TEST(draw_repeats_for_the_same_seed_and_position)
@@ -226,8 +224,6 @@ PLAIN_TEST(draw_repeats_for_the_same_seed_and_position)
         all_equal &= tokens[i] == tokens[0];
     }
     assert_false(all_equal);
-    cox_sampler_free(first);
-    cox_sampler_free(second);
 }
 
 PLAIN_TEST(bad_input_is_refused)
@@ -264,5 +260,4 @@ PLAIN_TEST(bad_input_is_refused)
     assert_int_equal(cox_sampler_draw(sampler, &penalty, negative, 1, logits, &output, NULL),
                      COX_INVALID);
     assert_int_equal(cox_sampler_draw(sampler, &penalty, tokens, 1, logits, &output, NULL), 0);
-    cox_sampler_free(sampler);
 }
