@@ -2,10 +2,6 @@
  * were never initialized. */
 #include <coxswain/executor.h>
 
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-
 #include <coxswain/handle.h>
 #include <coxswain/memory/queue.h>
 #include "coordinator/executor/executor_internal.h"
@@ -39,13 +35,41 @@ struct any {
 
 /* ---- the functions that take options ---- */
 
-static int use_executor(const void *options, struct cox_error *err)
-{
-    struct cox_executor *executor = NULL;
-    int r = cox_executor_start(options, &executor, err);
-    cox_executor_free(executor);
-    return r;
-}
+/* Where all memory ends that can be read. */
+static void *nowhere;
+static struct cox_pool *shared_pool;
+static struct cox_queue *shared_queue;
+static int pool_fds[2];
+static const struct cox_worker_options worker_options = COX_WORKER_OPTIONS_INIT;
+static const struct cox_worker_callbacks worker_callbacks = COX_WORKER_CALLBACKS_INIT;
+
+/* use_NAME makes one with these options, if it can be, and releases it. */
+#define USE(name, type, make, release)                                                             \
+    static int use_##name(const void *options, struct cox_error *err)                              \
+    {                                                                                              \
+        struct type *made = NULL;                                                                  \
+        int r = make;                                                                              \
+        release(made);                                                                             \
+        return r;                                                                                  \
+    }
+
+USE(executor, cox_executor, cox_executor_start(options, &made, err), cox_executor_free)
+USE(worker, cox_worker, cox_worker_new(options, &worker_callbacks, NULL, &made, err),
+    cox_worker_free)
+USE(callbacks, cox_worker, cox_worker_new(&worker_options, options, NULL, &made, err),
+    cox_worker_free)
+USE(pool, cox_pool, cox_pool_create(options, &made, err), cox_pool_free)
+USE(pool_attach, cox_pool, cox_pool_attach(pool_fds, options, &made, err), cox_pool_free)
+USE(queue, cox_queue, cox_queue_create(options, &made, err), cox_queue_free)
+USE(queue_attach, cox_queue, cox_queue_attach(cox_queue_fd(shared_queue), options, &made, err),
+    cox_queue_free)
+USE(publisher, cox_publisher, cox_publisher_new(shared_queue, options, &made, err),
+    cox_publisher_free)
+USE(subscriber, cox_subscriber, cox_subscriber_new(shared_queue, options, &made, err),
+    cox_subscriber_free)
+USE(exporter, cox_exporter, cox_exporter_new(options, &made, err), cox_exporter_free)
+USE(importer, cox_importer, cox_importer_new(options, &made, err), cox_importer_free)
+USE(group, cox_group, cox_group_join(options, &made, err), cox_group_leave)
 
 /* Of an executor that was never started: only what is checked before it is needed can be seen. */
 static int use_submit(const void *options, struct cox_error *err)
@@ -58,15 +82,6 @@ static int use_submit(const void *options, struct cox_error *err)
     return r;
 }
 
-static int use_worker(const void *options, struct cox_error *err)
-{
-    const struct cox_worker_callbacks callbacks = COX_WORKER_CALLBACKS_INIT;
-    struct cox_worker *worker = NULL;
-    int r = cox_worker_new(options, &callbacks, NULL, &worker, err);
-    cox_worker_free(worker);
-    return r;
-}
-
 static int use_worker_parse(const void *options, struct cox_error *err)
 {
     char *argv[] = {"worker", "--local_rank=x", NULL};
@@ -76,116 +91,8 @@ static int use_worker_parse(const void *options, struct cox_error *err)
     return cox_worker_options_parse(&copy.options.worker, &argc, argv, err);
 }
 
-static int use_callbacks(const void *callbacks, struct cox_error *err)
-{
-    const struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
-    struct cox_worker *worker = NULL;
-    int r = cox_worker_new(&options, callbacks, NULL, &worker, err);
-    cox_worker_free(worker);
-    return r;
-}
-
-static struct cox_pool *pool_made(void)
-{
-    const struct cox_pool_options options = {
-        .size = sizeof(struct cox_pool_options), .block_size = 64, .block_count = 1};
-    struct cox_pool *pool = NULL;
-    assert_int_equal(cox_pool_create(&options, &pool, NULL), 0);
-    return pool;
-}
-
-static struct cox_queue *queue_made(void)
-{
-    struct cox_queue *queue = NULL;
-    assert_int_equal(cox_queue_create(NULL, &queue, NULL), 0);
-    return queue;
-}
-
-static int use_pool(const void *options, struct cox_error *err)
-{
-    struct cox_pool *pool = NULL;
-    int r = cox_pool_create(options, &pool, err);
-    cox_pool_free(pool);
-    return r;
-}
-
-static int use_pool_attach(const void *options, struct cox_error *err)
-{
-    struct cox_pool *pool = pool_made(), *other = NULL;
-    int fds[2];
-    cox_pool_fds(pool, fds);
-    int r = cox_pool_attach(fds, options, &other, err);
-    cox_pool_free(other);
-    cox_pool_free(pool);
-    return r;
-}
-
-static int use_queue(const void *options, struct cox_error *err)
-{
-    struct cox_queue *queue = NULL;
-    int r = cox_queue_create(options, &queue, err);
-    cox_queue_free(queue);
-    return r;
-}
-
-static int use_queue_attach(const void *options, struct cox_error *err)
-{
-    struct cox_queue *queue = queue_made(), *other = NULL;
-    int r = cox_queue_attach(cox_queue_fd(queue), options, &other, err);
-    cox_queue_free(other);
-    cox_queue_free(queue);
-    return r;
-}
-
-static int use_publisher(const void *options, struct cox_error *err)
-{
-    struct cox_queue *queue = queue_made();
-    struct cox_publisher *publisher = NULL;
-    int r = cox_publisher_new(queue, options, &publisher, err);
-    cox_publisher_free(publisher);
-    cox_queue_free(queue);
-    return r;
-}
-
-static int use_subscriber(const void *options, struct cox_error *err)
-{
-    struct cox_queue *queue = queue_made();
-    struct cox_subscriber *subscriber = NULL;
-    int r = cox_subscriber_new(queue, options, &subscriber, err);
-    cox_subscriber_free(subscriber);
-    cox_queue_free(queue);
-    return r;
-}
-
-static int use_exporter(const void *options, struct cox_error *err)
-{
-    struct cox_exporter *exporter = NULL;
-    int r = cox_exporter_new(options, &exporter, err);
-    cox_exporter_free(exporter);
-    return r;
-}
-
-static int use_importer(const void *options, struct cox_error *err)
-{
-    struct cox_importer *importer = NULL;
-    int r = cox_importer_new(options, &importer, err);
-    cox_importer_free(importer);
-    return r;
-}
-
-static int use_group(const void *options, struct cox_error *err)
-{
-    struct cox_group *group = NULL;
-    int r = cox_group_join(options, &group, err);
-    cox_group_leave(group);
-    return r;
-}
-
 /* ---- the options ---- */
 
-/* Where all memory ends that can be read. */
-static void *nowhere;
-static struct cox_pool *shared_pool;
 static const char *const command[] = {"/nowhere", NULL};
 
 /* A struct of options, and a value behind `cut` that a caller of an older release leaves there. */
@@ -252,7 +159,11 @@ static int setup(void **state)
 {
     (void)state;
     nowhere = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    shared_pool = pool_made();
+    const struct cox_pool_options small = {
+        .size = sizeof(struct cox_pool_options), .block_size = 64, .block_count = 1};
+    assert_int_equal(cox_pool_create(&small, &shared_pool, NULL), 0);
+    cox_pool_fds(shared_pool, pool_fds);
+    assert_int_equal(cox_queue_create(NULL, &shared_queue, NULL), 0);
     subject_count = subjects_make(subjects);
     return nowhere == MAP_FAILED;
 }
@@ -260,6 +171,7 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
+    cox_queue_free(shared_queue);
     cox_pool_free(shared_pool);
     return munmap(nowhere, 4096);
 }

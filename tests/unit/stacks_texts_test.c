@@ -3,11 +3,9 @@
 #include "coordinator/stacks/stacks.h"
 #include "tests/lib/test.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+TEST_OWNED(cox_stacks_free)
 
-/* Those of ranks 0, 1, ...; NULL: it is not there, "node b is silent". */
+/* Those of ranks 0, 1, ...; NULL: it is not there, "node b is silent". The test's own. */
 static struct cox_stacks *gather(const char *const *texts, uint32_t count)
 {
     struct cox_stacks_target targets[COX_RANK_COUNT_MAX] = {{0}};
@@ -22,14 +20,12 @@ static struct cox_stacks *gather(const char *const *texts, uint32_t count)
     assert_int_equal(cox_stacks_gather(targets, count, -1, cox_deadline_after_ms(1000), &stacks),
                      0);
     assert_int_equal(stacks->count, count);
-    return stacks;
+    return test_own(stacks, cox_stacks_free_owned);
 }
 
 static void expect(const char *const *texts, uint32_t count, const char *paragraph)
 {
-    struct cox_stacks *stacks = gather(texts, count);
-    assert_string_equal(stacks->paragraph, paragraph);
-    cox_stacks_free(stacks);
+    assert_string_equal(gather(texts, count)->paragraph, paragraph);
 }
 
 PLAIN_TEST(a_text_has_its_summary_and_its_lines)
@@ -44,7 +40,6 @@ PLAIN_TEST(a_text_has_its_summary_and_its_lines)
     assert_string_equal(stacks->ranks[2].summary, "nothing is known");
     assert_string_equal(stacks->paragraph, "rank 1: node b is silent; rank 2: nothing is known; "
                                            "ranks 0,3: in a");
-    cox_stacks_free(stacks);
 }
 
 PLAIN_TEST(what_a_terminal_obeys_is_gone)
@@ -54,7 +49,6 @@ PLAIN_TEST(what_a_terminal_obeys_is_gone)
     struct cox_stacks *stacks = gather(texts, 1);
     assert_string_equal(stacks->ranks[0].summary, "in ?[2J?2J?tab?");
     assert_string_equal(stacks->ranks[0].text, "line??]0;title?\n?\n");
-    cox_stacks_free(stacks);
 }
 
 PLAIN_TEST(a_summary_has_no_path_of_a_machine)
@@ -79,14 +73,12 @@ PLAIN_TEST(a_summary_has_no_path_of_a_machine)
         struct cox_stacks *stacks = gather(texts, 1);
         assert_string_equal(stacks->ranks[0].summary, lines[i].summary);
         assert_string_equal(stacks->ranks[0].text, "File \"/srv/secret/model.py\"\n");
-        cox_stacks_free(stacks);
     }
 }
 
 PLAIN_TEST(a_summary_is_cut)
 {
-    char *text = malloc(100001);
-    assert_non_null(text);
+    char *text = test_own(malloc(100001), free);
     memset(text, 'a', 100000);
     text[100000] = '\0';
     memcpy(text, "summary: ", 9);
@@ -94,8 +86,6 @@ PLAIN_TEST(a_summary_is_cut)
     struct cox_stacks *stacks = gather(texts, 2);
     assert_int_equal(strlen(stacks->ranks[0].summary), COX_STACKS_SUMMARY_SIZE - 1);
     assert_string_equal(stacks->ranks[0].text, "");
-    cox_stacks_free(stacks);
-    free(text);
 }
 
 /* ---- collectives ---- */
@@ -103,70 +93,54 @@ PLAIN_TEST(a_summary_is_cut)
 #define IN(name, entered, waits)                                                                   \
     "summary: in a\ntorch: group " name ": entered " entered ", waits in " waits "\n"
 
-PLAIN_TEST(the_rank_that_never_entered_is_named)
+PLAIN_TEST(the_rank_that_the_others_wait_for_is_named)
 {
-    const char *const texts[] = {IN("0 (default_pg)", "4711", "all_reduce 4711"),
-                                 IN("0 (default_pg)", "4710", "none"),
-                                 IN("0 (default_pg)", "4713", "all_reduce 4711"),
-                                 IN("0 (default_pg)", "4711", "all_reduce 4711")};
-    expect(
-        texts, 4,
-        "PyTorch: rank 1 never entered all_reduce 4711; ranks 0,2-3 wait in it; ranks 0-3: in a");
-}
-
-PLAIN_TEST(ranks_that_are_not_read_are_not_named)
-{
-    const char *const texts[] = {IN("0 (default_pg)", "5", "broadcast 5"), NULL,
-                                 IN("0 (default_pg)", "4", "none"), "summary: in a\n"};
-    expect(texts, 4,
-           "PyTorch: rank 2 never entered broadcast 5; rank 0 waits in it; "
-           "rank 1: node b is silent; ranks 0,2-3: in a, and may wait for it");
-}
-
-PLAIN_TEST(no_rank_waits)
-{
-    const char *const texts[] = {IN("0 (default_pg)", "5", "none"),
-                                 IN("0 (default_pg)", "4", "none")};
-    expect(texts, 2, "ranks 0-1: in a");
-}
-
-PLAIN_TEST(all_ranks_wait_in_it)
-{
-    const char *const texts[] = {IN("7 (undefined)", "5", "all_gather 5"),
-                                 IN("7 (undefined)", "5", "all_gather 5")};
-    expect(texts, 2, "PyTorch: ranks 0-1 wait in all_gather 5 of process group 7; ranks 0-1: in a");
-}
-
-PLAIN_TEST(a_rank_has_completed_it)
-{
-    const char *const texts[] = {IN("0 (tp)", "5", "all_reduce 5"),
-                                 IN("0 (tp)", "6", "all_reduce 6"), IN("0 (tp)", "5", "none")};
-    expect(
-        texts, 3,
-        "PyTorch: ranks 1-2 have completed all_reduce 5 of process group tp; rank 0 waits in it; "
-        "ranks 0-2: in a");
-}
-
-PLAIN_TEST(a_rank_is_in_another_collective_of_that_number)
-{
-    const char *const texts[] = {IN("0 (default_pg)", "5", "all_reduce 5"),
-                                 IN("0 (default_pg)", "5", "broadcast 5"),
-                                 IN("0 (default_pg)", "5", "all_reduce 5")};
-    expect(texts, 3,
-           "PyTorch: rank 1 waits in broadcast 5; ranks 0,2 wait in all_reduce 5; "
-           "ranks 0-2: in a");
-}
-
-PLAIN_TEST(a_group_that_a_rank_is_missing_in_comes_first)
-{
-    const char *const texts[] = {
-        "summary: in a\ntorch: group 0 (default_pg): entered 5, waits in all_reduce 5\n"
-        "torch: group 1 (tp): entered 9, waits in broadcast 9\n",
-        "summary: in a\ntorch: group 0 (default_pg): entered 5, waits in all_reduce 5\n"
-        "torch: group 1 (tp): entered 8, waits in none\n"};
-    expect(texts, 2,
-           "PyTorch: rank 1 never entered broadcast 9 of process group tp; rank 0 waits in it; "
-           "PyTorch: ranks 0-1 wait in all_reduce 5; ranks 0-1: in a");
+    static const struct {
+        const char *texts[4];
+        uint32_t count;
+        const char *paragraph;
+    } cases[] = {
+        {{IN("0 (default_pg)", "4711", "all_reduce 4711"), IN("0 (default_pg)", "4710", "none"),
+          IN("0 (default_pg)", "4713", "all_reduce 4711"),
+          IN("0 (default_pg)", "4711", "all_reduce 4711")},
+         4,
+         "PyTorch: rank 1 never entered all_reduce 4711; ranks 0,2-3 wait in it; ranks 0-3: in a"},
+        /* Ranks that are not read are not named. */
+        {{IN("0 (default_pg)", "5", "broadcast 5"), NULL, IN("0 (default_pg)", "4", "none"),
+          "summary: in a\n"},
+         4,
+         "PyTorch: rank 2 never entered broadcast 5; rank 0 waits in it; "
+         "rank 1: node b is silent; ranks 0,2-3: in a, and may wait for it"},
+        /* No rank waits. */
+        {{IN("0 (default_pg)", "5", "none"), IN("0 (default_pg)", "4", "none")},
+         2,
+         "ranks 0-1: in a"},
+        /* All ranks wait in it. */
+        {{IN("7 (undefined)", "5", "all_gather 5"), IN("7 (undefined)", "5", "all_gather 5")},
+         2,
+         "PyTorch: ranks 0-1 wait in all_gather 5 of process group 7; ranks 0-1: in a"},
+        /* A rank has completed it. */
+        {{IN("0 (tp)", "5", "all_reduce 5"), IN("0 (tp)", "6", "all_reduce 6"),
+          IN("0 (tp)", "5", "none")},
+         3,
+         "PyTorch: ranks 1-2 have completed all_reduce 5 of process group tp; rank 0 waits in it; "
+         "ranks 0-2: in a"},
+        /* A rank is in another collective of that number. */
+        {{IN("0 (default_pg)", "5", "all_reduce 5"), IN("0 (default_pg)", "5", "broadcast 5"),
+          IN("0 (default_pg)", "5", "all_reduce 5")},
+         3,
+         "PyTorch: rank 1 waits in broadcast 5; ranks 0,2 wait in all_reduce 5; ranks 0-2: in a"},
+        /* A group that a rank is missing in comes first. */
+        {{IN("0 (default_pg)", "5",
+             "all_reduce 5") "torch: group 1 (tp): entered 9, waits in broadcast 9\n",
+          IN("0 (default_pg)", "5",
+             "all_reduce 5") "torch: group 1 (tp): entered 8, waits in none\n"},
+         2,
+         "PyTorch: rank 1 never entered broadcast 9 of process group tp; rank 0 waits in it; "
+         "PyTorch: ranks 0-1 wait in all_reduce 5; ranks 0-1: in a"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        expect(cases[i].texts, cases[i].count, cases[i].paragraph);
 }
 
 PLAIN_TEST(lines_that_are_none_say_nothing)
@@ -189,12 +163,10 @@ PLAIN_TEST(lines_that_are_none_say_nothing)
 
 PLAIN_TEST(more_groups_than_are_compared)
 {
-    char *text = calloc(1, 100000);
-    assert_non_null(text);
+    char *text = test_own(calloc(1, 100000), free);
     strcpy(text, "summary: in a\n");
     for (int i = 0; i < 1000; i++)
         sprintf(text + strlen(text), "torch: group %d (g%d): entered 5, waits in none\n", i, i);
     const char *const texts[] = {text, text, text};
     expect(texts, 3, "ranks 0-2: in a");
-    free(text);
 }

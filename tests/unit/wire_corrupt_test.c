@@ -1,10 +1,6 @@
 /* wire_corrupt: bytes that are no message, odd ones that are, and messages above a cap. */
 #include "wire_fixture.h"
 
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 /* ---- sizes ---- */
 
 PLAIN_TEST(cap_is_distinguished_from_corruption)
@@ -266,31 +262,31 @@ ARENA_TEST(odd_but_legal_bytes)
 
 ARENA_TEST(corrupt_bytes)
 {
-    struct cox_arena *arena = *state;
+    static const struct {
+        uint8_t bytes[12];
+        size_t size;
+    } corrupt[] = {
+        /* Field number 0; wire types 3, 4, 6, 7; a tag without end. */
+        {{0x00, 0x00}, 2},
+        {{0x0b}, 1},
+        {{0x0c}, 1},
+        {{0x0e}, 1},
+        {{0x0f}, 1},
+        {{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, 6},
+        /* A value without end; lengths beyond the bytes, up to what no address can reach. */
+        {{0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, 12},
+        {{0x1a, 0x01}, 2},
+        {{0x1a, 0xff, 0xff, 0xff, 0xff, 0x07}, 6},
+        {{0x1a, 0xff, 0xff, 0xff, 0xff, 0x0f}, 6},
+        {{0x1a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01}, 11},
+        /* The oneof's message as a number; the type as a message. */
+        {{0x18, 0x01}, 2},
+        {{0x0a, 0x00}, 2},
+    };
     Request *request = NULL;
-    /* Field number 0; wire types 3, 4, 6, 7; a tag without end. */
-    assert_int_equal(unpack_request(arena, &request, 0x00, 0x00), COX_CORRUPT);
-    assert_int_equal(unpack_request(arena, &request, 0x0b), COX_CORRUPT);
-    assert_int_equal(unpack_request(arena, &request, 0x0c), COX_CORRUPT);
-    assert_int_equal(unpack_request(arena, &request, 0x0e), COX_CORRUPT);
-    assert_int_equal(unpack_request(arena, &request, 0x0f), COX_CORRUPT);
-    assert_int_equal(unpack_request(arena, &request, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff),
-                     COX_CORRUPT);
-    /* A value without end; lengths beyond the bytes, up to what no address can reach. */
-    assert_int_equal(unpack_request(arena, &request, 0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
-                                    0xff, 0xff, 0xff, 0xff),
-                     COX_CORRUPT);
-    assert_int_equal(unpack_request(arena, &request, 0x1a, 0x01), COX_CORRUPT);
-    assert_int_equal(unpack_request(arena, &request, 0x1a, 0xff, 0xff, 0xff, 0xff, 0x07),
-                     COX_CORRUPT);
-    assert_int_equal(unpack_request(arena, &request, 0x1a, 0xff, 0xff, 0xff, 0xff, 0x0f),
-                     COX_CORRUPT);
-    assert_int_equal(unpack_request(arena, &request, 0x1a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
-                                    0xff, 0xff, 0x01),
-                     COX_CORRUPT);
-    /* The oneof's message as a number; the type as a message. */
-    assert_int_equal(unpack_request(arena, &request, 0x18, 0x01), COX_CORRUPT);
-    assert_int_equal(unpack_request(arena, &request, 0x0a, 0x00), COX_CORRUPT);
+    for (size_t i = 0; i < LENGTH(corrupt); i++)
+        assert_int_equal(unpack_request_bytes(*state, corrupt[i].bytes, corrupt[i].size, &request),
+                         COX_CORRUPT);
     assert_null(request);
 }
 
