@@ -8,11 +8,6 @@
 
 #include <coxswain/version.h>
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 /* ---- two leads ---- */
 
 /* From its next tick on: it believes then that it has heard the node suspect_ms ago. */
@@ -171,42 +166,36 @@ WORLD_TEST(numbers_far_apart)
 /* ---- flight recorders ---- */
 
 /* A reply to the fetch, of that many bytes more than a recorder has. */
-static uint8_t *recorder_reply(const struct cox_recorder_fetch *fetch, const void *copy, int more,
-                               struct cox_frame *ret_frame)
+static void recorder_reply(const struct cox_recorder_fetch *fetch, const void *copy, int more,
+                           struct cox_frame *ret_frame)
 {
     const struct cox_frame ask = {.kind = COX_FRAME_RECORDER_ASK, .sequence = fetch->number};
     size_t size;
-    uint8_t *bytes = cox_recorder_fetch_reply(&ask, fetch->rank, copy, 7, &size);
-    assert_non_null(bytes);
+    uint8_t *bytes = test_own(cox_recorder_fetch_reply(&ask, fetch->rank, copy, 7, &size), free);
     assert_int_equal(cox_frame_unpack(bytes, size, ret_frame, NULL), 0);
     if (more) {
         size = (size_t)((int64_t)size + more);
-        uint8_t *other = calloc(1, size);
-        assert_non_null(other);
+        uint8_t *other = test_own(calloc(1, size), free);
         ret_frame->size = size - COX_FRAME_HEAD_SIZE;
         memcpy(other, bytes, more < 0 ? size : size - (size_t)more);
         cox_frame_pack_head(ret_frame, other);
-        free(bytes);
-        bytes = other;
-        assert_int_equal(cox_frame_unpack(bytes, size, ret_frame, NULL), 0);
+        assert_int_equal(cox_frame_unpack(other, size, ret_frame, NULL), 0);
     }
-    return bytes;
 }
 
 PLAIN_TEST(recorders_are_awaited_and_checked)
 {
     const size_t size = cox_recorder_block_size(false);
-    uint8_t *block = calloc(1, size), *copy = calloc(1, size);
+    uint8_t *block = test_own(calloc(1, size), free), *copy = test_own(calloc(1, size), free);
     struct cox_recorder_fetches fetches = {0};
     struct cox_recorder_fetch fetch = {.rank = RANK_FIRST + 1, .copy = copy}, other = fetch;
     struct cox_frame frame;
-    assert_true(block && copy);
     cox_recorder_block_init(block, fetch.rank, 1, NULL, COX_RECORDER_NS);
     memset(block + 4096, 0x5a, 64);
     cox_recorder_fetch_begin(&fetches, &other);
     cox_recorder_fetch_begin(&fetches, &fetch);
     assert_true(fetch.number != other.number);
-    uint8_t *bytes = recorder_reply(&fetch, block, 0, &frame);
+    recorder_reply(&fetch, block, 0, &frame);
     assert_true(frame.kind == COX_FRAME_RECORDER && frame.size == size);
     /* Not from a node that does not have the rank, nor for another rank, nor twice. */
     assert_false(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST + 2, RANK_COUNT));
@@ -225,7 +214,6 @@ PLAIN_TEST(recorders_are_awaited_and_checked)
     cox_recorder_fetch_end(&fetches, &fetch);
     assert_null(fetches.first);
     assert_false(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, RANK_COUNT));
-    free(bytes);
     /* Bytes that are no recorder of this rank are refused in words, and not copied. */
     static const struct {
         int more;
@@ -249,7 +237,7 @@ PLAIN_TEST(recorders_are_awaited_and_checked)
         if (bad[i].value)
             block[bad[i].offset] = bad[i].value;
         cox_recorder_fetch_begin(&fetches, &fetch);
-        bytes = recorder_reply(&fetch, block, bad[i].more, &frame);
+        recorder_reply(&fetch, block, bad[i].more, &frame);
         assert_true(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, RANK_COUNT));
         assert_int_equal(fetch.status, COX_CORRUPT);
         assert_int_equal(fetch.err.code, COX_CORRUPT);
@@ -258,17 +246,13 @@ PLAIN_TEST(recorders_are_awaited_and_checked)
         for (size_t k = 0; k < size; k++)
             assert_int_equal(copy[k], 0);
         cox_recorder_fetch_end(&fetches, &fetch);
-        free(bytes);
     }
     /* Nothing is recorded. */
     cox_recorder_fetch_begin(&fetches, &fetch);
-    bytes = recorder_reply(&fetch, NULL, 0, &frame);
+    recorder_reply(&fetch, NULL, 0, &frame);
     assert_int_equal(frame.size, 0);
     assert_true(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, RANK_COUNT));
     assert_true(fetch.status == COX_NOT_FOUND && fetch.err.code == 0);
-    free(bytes);
-    free(block);
-    free(copy);
 }
 
 WORLD_TEST(recorders_are_asked_for_by_the_lead_that_is_followed)
@@ -290,7 +274,7 @@ WORLD_TEST(recorders_are_asked_for_by_the_lead_that_is_followed)
 static struct cox_frame stacks_unpack(uint8_t *bytes, size_t size)
 {
     struct cox_frame frame;
-    assert_non_null(bytes);
+    test_own(bytes, free);
     assert_int_equal(cox_frame_unpack(bytes, size, &frame, NULL), 0);
     assert_int_equal(frame.kind, COX_FRAME_STACKS);
     return frame;
@@ -325,16 +309,14 @@ PLAIN_TEST(stacks_are_awaited)
     cox_stacks_fetch_begin(&fetch);
     cox_rank_set_add(&fetch.awaited, RANK_FIRST);
     assert_false(cox_stacks_fetch_take(&fetch, &frame, RANK_FIRST, RANK_COUNT));
-    free(bytes);
 }
 
 PLAIN_TEST(stacks_have_a_limit)
 {
     struct cox_stacks_fetch fetch = {0};
     const struct cox_frame ask = {.kind = COX_FRAME_STACKS_ASK, .sequence = 1};
-    char *text = malloc(2 * COX_FRAME_STACKS_MAX);
+    char *text = test_own(malloc(2 * COX_FRAME_STACKS_MAX), free);
     size_t size;
-    assert_non_null(text);
     memset(text, 'a', 2 * COX_FRAME_STACKS_MAX);
     text[2 * COX_FRAME_STACKS_MAX - 1] = '\0';
     cox_stacks_fetch_begin(&fetch);
@@ -345,8 +327,6 @@ PLAIN_TEST(stacks_have_a_limit)
     assert_true(cox_stacks_fetch_take(&fetch, &frame, RANK_FIRST, RANK_COUNT));
     assert_int_equal(strlen(fetch.texts[RANK_FIRST]), COX_FRAME_STACKS_MAX);
     free(fetch.texts[RANK_FIRST]);
-    free(bytes);
-    free(text);
 }
 
 WORLD_TEST(stacks_are_asked_for_by_the_lead_that_is_followed)
@@ -411,9 +391,8 @@ PLAIN_TEST(hellos_that_cannot_be_are_refused)
                                    .channels = channel_pointers,
                                    .n_facts = COX_HELLO_FACT_MAX,
                                    .facts = facts};
-    struct cox_error err = {0};
     channels[1].through = COX_NODE_SEQUENCE_MAX;
-    assert_int_equal(cox_hello_check(&honest, REAL_NS, &err), 0);
+    assert_ok(cox_hello_check(&honest, REAL_NS, test_err()));
     CoxNode__Hello lie = honest;
     lie.epoch = REAL_NS + 25 * HOUR_NS;
     hello_refused(&lie, "25 h ahead of the clock");
@@ -460,24 +439,17 @@ WORLD_TEST(beats_of_requests_that_were_not_sent)
     beat.n_channels = 1;
     beat.channels = &channels;
     channel.has_through = channel.has_done = 1;
-    const struct cox_frame head = {.kind = COX_FRAME_AGENT_BEAT,
-                                   .epoch = lead->link.epoch,
-                                   .incarnation = lead->link.incarnation};
     for (int lie = 0; lie < 4; lie++) {
         channel.through = sent + (lie == 0);
         channel.done = lie == 1 ? UINT64_MAX : sent;
         channel.n_answered = lie == 2;
         channel.answered = lie == 2 ? &answered : NULL;
-        size_t size;
-        uint8_t *bytes = cox_frame_of_message(&head, &beat.base, &size);
-        struct cox_frame frame;
+        const struct cox_frame frame = frame_of(world, COX_FRAME_AGENT_BEAT, &beat.base);
         struct cox_error err = {0};
-        assert_int_equal(cox_frame_unpack(bytes, size, &frame, NULL), 0);
         const int r = cox_lead_link_receive(&lead->link, &frame, heard_ns + 7, &err);
         assert_int_equal(r, lie < 3 ? COX_CORRUPT : 0);
         assert_true(lie == 3 || strstr(err.text, "the last one that was sent is "));
         assert_int_equal(lead->link.heard_ns, lie < 3 ? heard_ns : heard_ns + 7); /* no life */
-        free(bytes);
     }
 }
 
@@ -519,8 +491,7 @@ WORLD_TEST(an_epoch_of_the_future_is_forgotten_when_no_lead_is_followed)
 
 PLAIN_TEST(frames_have_limits_by_kind)
 {
-    uint8_t *bytes = calloc(1, COX_FRAME_HEAD_SIZE + ((size_t)1 << 20) + 1);
-    assert_non_null(bytes);
+    uint8_t *bytes = test_own(calloc(1, COX_FRAME_HEAD_SIZE + ((size_t)1 << 20) + 1), free);
     for (int kind = 1; kind < COX_FRAME_KIND_COUNT; kind++) {
         const size_t most = cox_frame_size_max((enum cox_frame_kind)kind);
         struct cox_frame frame = {.kind = (enum cox_frame_kind)kind}, again;
@@ -536,5 +507,4 @@ PLAIN_TEST(frames_have_limits_by_kind)
         assert_contains(err.text, "are taken");
     }
     assert_int_equal(cox_frame_size_max(COX_FRAME_HELLO), 1 << 20);
-    free(bytes);
 }

@@ -1,11 +1,5 @@
-#include "channel/base/idioms.h"
 #include "channel/shm/region.h"
 #include "link_world.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 const struct cox_node_times times = COX_NODE_TIMES_DEFAULT;
 uint64_t seed_now;
@@ -707,6 +701,19 @@ void world_heal(struct world *world)
             CHECK(lead_publish(world, lead, c, 3, true, COX_DEADLINE_NEVER));
     world_run(world, 400);
     CHECK(lead->ended == ended + COX_TWO_WAY_COUNT * DEPTH);
+}
+
+struct cox_frame frame_of(const struct world *world, enum cox_frame_kind kind,
+                          const ProtobufCMessage *message)
+{
+    const struct cox_lead_link *link = &world->leads[0].link;
+    const struct cox_frame head = {
+        .kind = kind, .epoch = link->epoch, .incarnation = link->incarnation};
+    struct cox_frame frame;
+    size_t size;
+    const uint8_t *bytes = test_own(cox_frame_of_message(&head, message, &size), free);
+    assert_int_equal(cox_frame_unpack(bytes, size, &frame, NULL), 0);
+    return frame;
 }
 
 struct world *world_up(void)

@@ -14,8 +14,6 @@
 #include "nodes/link/lead_link.h"
 #include "tests/lib/test.h"
 
-#include <inttypes.h>
-
 #define RANK_FIRST 2u
 #define RANK_COUNT 2u
 #define WORLD_SIZE 6u
@@ -136,6 +134,9 @@ struct world *world_new(uint64_t seed, const struct faults *faults);
 void world_free(struct world *world);
 void world_heal(struct world *world);
 struct world *world_up(void);
+/* A frame between the first lead and its node; its bytes are the test's own. */
+struct cox_frame frame_of(const struct world *world, enum cox_frame_kind kind,
+                          const ProtobufCMessage *message);
 /* A test over such a world; lead is its first. */
 #define WORLD_TEST(name)                                                                           \
     static void name##_in(struct world *world, struct lead *lead);                                 \

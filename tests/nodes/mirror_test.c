@@ -1,25 +1,9 @@
 /* A rank group over two machines (worker/group/group_mirror.h), which are two memories here: ranks
  * are forked, and so is the mirror of each machine. Mirrors are joined by a socket. */
 #include "channel/base/base_internal.h"
-#include "channel/base/idioms.h"
-#include "channel/base/spin.h"
 #include "worker/group/group_layout.h"
 #include "worker/group/group_mirror.h"
 #include "rank_group.h"
-
-#include <inttypes.h>
-#include <poll.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <time.h>
-#include <unistd.h>
 
 #define GENERATION 5
 #define LOOK_MS 10
@@ -527,40 +511,36 @@ TEST(ranks_see_the_death_of_their_mirror)
 
 struct pair {
     uint8_t *memory[2];
-    int fds[2];
     struct cox_group_mirror *mirrors[2];
     uint8_t *buffer;
 };
 
+static void memory_unmap(void *memory)
+{
+    munmap(memory, cox_group_memory_size(4, 4096));
+}
+TEST_OWNED(cox_group_mirror_close)
+
+/* The test's own. */
 static void pair_open(struct pair *pair)
 {
-    struct cox_error err = {0};
     const size_t size = cox_group_memory_size(4, 4096);
     for (int i = 0; i < 2; i++) {
-        pair->fds[i] = memfd_create("pair", MFD_CLOEXEC);
-        assert_int_equal(ftruncate(pair->fds[i], (off_t)size), 0);
-        pair->memory[i] = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, pair->fds[i], 0);
+        const int fd = test_own_fd(memfd_create("pair", MFD_CLOEXEC));
+        assert_int_equal(ftruncate(fd, (off_t)size), 0);
+        pair->memory[i] = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         assert_true(pair->memory[i] != MAP_FAILED);
-        const struct cox_group_mirror_options options = {.fd = pair->fds[i],
+        test_own(pair->memory[i], memory_unmap);
+        const struct cox_group_mirror_options options = {.fd = fd,
                                                          .rank_count = 4,
                                                          .value_size = 4096,
                                                          .generation = GENERATION,
                                                          .rank_first = i ? HERE : 0,
                                                          .rank_here = HERE};
-        assert_int_equal(cox_group_mirror_open(&options, &pair->mirrors[i], &err), 0);
+        assert_ok(cox_group_mirror_open(&options, &pair->mirrors[i], test_err()));
+        test_own(pair->mirrors[i], cox_group_mirror_close_owned);
     }
-    pair->buffer = malloc(cox_group_mirror_size_max(pair->mirrors[0]));
-    assert_non_null(pair->buffer);
-}
-
-static void pair_close(struct pair *pair)
-{
-    for (int i = 0; i < 2; i++) {
-        cox_group_mirror_close(pair->mirrors[i]);
-        munmap(pair->memory[i], cox_group_memory_size(4, 4096));
-        close(pair->fds[i]);
-    }
-    free(pair->buffer);
+    pair->buffer = test_own(malloc(cox_group_mirror_size_max(pair->mirrors[0])), free);
 }
 
 static struct cox_group_layout_rank *rank_at(const struct pair *pair, int machine, uint32_t rank)
@@ -598,7 +578,6 @@ static void rank_joins(const struct pair *pair)
 TEST(what_is_collected_once)
 {
     struct pair pair;
-    struct cox_error err = {0};
     pair_open(&pair);
     assert_int_equal(cox_group_mirror_collect(pair.mirrors[1], pair.buffer), 0);
     rank_joins(&pair);
@@ -606,7 +585,7 @@ TEST(what_is_collected_once)
     size_t size = cox_group_mirror_collect(pair.mirrors[1], pair.buffer);
     assert_int_equal(size, 5 * 8 + 8 * 8 + 16);
     assert_int_equal(cox_group_mirror_collect(pair.mirrors[1], pair.buffer + size), 0);
-    assert_int_equal(cox_group_mirror_apply(pair.mirrors[0], 2, 2, pair.buffer, size, &err), 0);
+    assert_ok(cox_group_mirror_apply(pair.mirrors[0], 2, 2, pair.buffer, size, test_err()));
     const struct cox_group_layout_rank *there = rank_at(&pair, 0, 2);
     assert_int_equal(cox_group_holder_state(there->identity.holder), COX_GROUP_WHOLE);
     assert_int_equal(cox_group_holder_pid(there->identity.holder), getpid());
@@ -617,7 +596,7 @@ TEST(what_is_collected_once)
     rank_arrives(&pair, 2, 'b');
     rank_arrives(&pair, 3, 'c');
     size = cox_group_mirror_collect(pair.mirrors[1], pair.buffer);
-    assert_int_equal(cox_group_mirror_apply(pair.mirrors[0], 2, 2, pair.buffer, size, &err), 0);
+    assert_ok(cox_group_mirror_apply(pair.mirrors[0], 2, 2, pair.buffer, size, test_err()));
     assert_memory_equal(value_at(&pair, 0, 2, 2), "bbbbbbbbbb", 11);
     assert_memory_equal(value_at(&pair, 0, 2, 3), "cccccccccc", 11);
     /* A word that is not stored twice is no arrival. */
@@ -630,7 +609,6 @@ TEST(what_is_collected_once)
     /* All of it once more. */
     cox_group_mirror_forget(pair.mirrors[1]);
     assert_true(cox_group_mirror_collect(pair.mirrors[1], pair.buffer) > size);
-    pair_close(&pair);
 }
 
 TEST(a_wait_ends_by_news_and_by_a_wake)
@@ -646,30 +624,25 @@ TEST(a_wait_ends_by_news_and_by_a_wake)
     cox_group_mirror_collect(pair.mirrors[1], pair.buffer);
     atomic_store(&rank_at(&pair, 1, 3)->parts[8].aborted, 1);
     cox_group_mirror_wait(pair.mirrors[1], COX_DEADLINE_NEVER);
-    pair_close(&pair);
 }
 
 TEST(bad_messages_are_refused)
 {
     struct pair pair;
-    struct cox_error err = {0};
     pair_open(&pair);
     rank_joins(&pair);
     rank_arrives(&pair, 1, 'a');
     rank_arrives(&pair, 2, 'b');
     const size_t size = cox_group_mirror_collect(pair.mirrors[1], pair.buffer);
-    uint8_t *before = malloc(cox_group_memory_size(4, 4096));
-    assert_non_null(before);
+    uint8_t *before = test_own(malloc(cox_group_memory_size(4, 4096)), free);
     /* Cut off at each place but between entries. */
     uint32_t whole = 0;
     for (size_t cut = 1; cut < size; cut++) {
-        uint8_t *exact = malloc(cut);
-        assert_non_null(exact);
+        uint8_t *exact = test_own(malloc(cut), free);
         memcpy(exact, pair.buffer, cut);
-        int r = cox_group_mirror_apply(pair.mirrors[0], 2, 2, exact, cut, &err);
+        int r = cox_group_mirror_apply(pair.mirrors[0], 2, 2, exact, cut, NULL);
         assert_true(r == 0 || r == COX_CORRUPT);
         whole += r == 0;
-        free(exact);
     }
     assert_int_equal(whole, 2); /* behind the identity, and behind the value */
     /* Said of ranks that are not the sender's: 1 is here, 3 is another machine's, 200 is none. */
@@ -685,37 +658,29 @@ TEST(bad_messages_are_refused)
         {7, 1, 2, 2, "cut off"},   {5, 0x20, 2, 2, "cut off"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        uint8_t *broken = malloc(size);
-        assert_non_null(broken);
+        uint8_t *broken = test_own(malloc(size), free);
         memcpy(broken, pair.buffer, size);
         broken[bad[i].offset] = (uint8_t)bad[i].value;
         memcpy(before, pair.memory[0], cox_group_memory_size(4, 4096));
-        err = (struct cox_error){0};
-        int r = cox_group_mirror_apply(pair.mirrors[0], bad[i].rank_first, bad[i].rank_count,
-                                       broken, size, &err);
-        if (r != COX_CORRUPT || !strstr(err.text, bad[i].text))
-            fail_msg("form %zu: %d %s", i, r, err.text);
+        assert_refused(cox_group_mirror_apply(pair.mirrors[0], bad[i].rank_first, bad[i].rank_count,
+                                              broken, size, test_err()),
+                       COX_CORRUPT, bad[i].text);
         assert_memory_equal(before, pair.memory[0], cox_group_memory_size(4, 4096));
-        free(broken);
     }
     /* A value that is larger than its slot: a part of the group, and of a subgroup. */
     for (uint32_t slot = 0; slot < 2; slot++) {
         const uint32_t max = slot ? COX_SUBGROUP_SLOT_SIZE : 4096;
         for (uint32_t kind = 2; kind <= 3; kind++)
             for (uint32_t over = 0; over < 2; over++) {
-                uint8_t *large = calloc(1, 8192);
-                assert_non_null(large);
+                uint8_t *large = test_own(calloc(1, 8192), free);
                 const uint64_t head = kind | 2 << 8 | slot << 16 | (uint64_t)(max + 8 * over) << 32;
                 memcpy(large, &head, sizeof head);
                 const size_t fixed = kind == 2 ? 64 : 16;
                 assert_int_equal(cox_group_mirror_apply(pair.mirrors[0], 2, 2, large,
                                                         fixed + max + 8 * over, NULL),
                                  over ? COX_CORRUPT : 0);
-                free(large);
             }
     }
-    free(before);
-    pair_close(&pair);
 }
 
 TEST(mirrors_that_cannot_be)

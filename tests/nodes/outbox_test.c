@@ -1,14 +1,6 @@
 /* Outboxes (nodes/outbox.h), between processes that are addresses of the loopback here. */
 #include "nodes/outbox.h"
 
-#include <pthread.h>
-#include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include "channel/base/thread.h"
 #include "tests/lib/test.h"
 
@@ -28,14 +20,14 @@ struct process {
     uint64_t sum;
 };
 
-struct world {
+static struct world {
     struct process lead, a, b;
     struct cox_outbox *to_a, *to_b;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     /* messages that were lost, of each; under the lock */
     uint32_t lost[2];
-};
+} world;
 
 static void on_message(void *context, const char *peer, const char *group, uint32_t kind,
                        uint8_t *bytes, size_t size)
@@ -105,28 +97,25 @@ static void await(struct process *process, const uint32_t *count, uint32_t enoug
 
 static void on_lost(void *context, uint32_t number)
 {
-    struct world *world = context;
-    pthread_mutex_lock(&world->lock);
-    world->lost[number]++;
-    pthread_cond_broadcast(&world->changed);
-    pthread_mutex_unlock(&world->lock);
+    (void)context;
+    pthread_mutex_lock(&world.lock);
+    world.lost[number]++;
+    pthread_cond_broadcast(&world.changed);
+    pthread_mutex_unlock(&world.lock);
 }
 
-static uint32_t lost_count(struct world *world, uint32_t number)
+static uint32_t lost_count(uint32_t number)
 {
-    pthread_mutex_lock(&world->lock);
-    const uint32_t count = world->lost[number];
-    pthread_mutex_unlock(&world->lock);
+    pthread_mutex_lock(&world.lock);
+    const uint32_t count = world.lost[number];
+    pthread_mutex_unlock(&world.lock);
     return count;
 }
 
-static struct cox_outbox *outbox_of(struct world *world, const char *peer, uint32_t number)
+static struct cox_outbox *outbox_of(const char *peer, uint32_t number)
 {
-    const struct cox_outbox_options options = {.direct = world->lead.direct,
-                                               .peer = peer,
-                                               .context = world,
-                                               .number = number,
-                                               .lost = on_lost};
+    const struct cox_outbox_options options = {
+        .direct = world.lead.direct, .peer = peer, .number = number, .lost = on_lost};
     struct cox_outbox *outbox;
     assert_int_equal(cox_outbox_new(&options, &outbox), 0);
     return outbox;
@@ -134,29 +123,28 @@ static struct cox_outbox *outbox_of(struct world *world, const char *peer, uint3
 
 static int set_up(void **state)
 {
-    static struct world world;
+    (void)state;
     memset(&world, 0, sizeof world);
     pthread_mutex_init(&world.lock, NULL);
     cox_condition_init(&world.changed);
     process_open(&world.lead, "lead", "127.0.0.1");
     process_open(&world.a, "node-a", "127.0.0.2");
     process_open(&world.b, "node-b", "127.0.0.3");
-    world.to_a = outbox_of(&world, "node-a", 0);
-    world.to_b = outbox_of(&world, "node-b", 1);
-    *state = &world;
+    world.to_a = outbox_of("node-a", 0);
+    world.to_b = outbox_of("node-b", 1);
     return 0;
 }
 
 static int tear_down(void **state)
 {
-    struct world *world = *state;
-    set_stuck(&world->a, false);
-    cox_direct_end(world->lead.direct);
-    cox_outbox_free(world->to_a);
-    cox_outbox_free(world->to_b);
-    cox_direct_close(world->lead.direct);
-    cox_direct_close(world->a.direct);
-    cox_direct_close(world->b.direct);
+    (void)state;
+    set_stuck(&world.a, false);
+    cox_direct_end(world.lead.direct);
+    cox_outbox_free(world.to_a);
+    cox_outbox_free(world.to_b);
+    cox_direct_close(world.lead.direct);
+    cox_direct_close(world.a.direct);
+    cox_direct_close(world.b.direct);
     return 0;
 }
 
@@ -168,29 +156,29 @@ static void put(struct cox_outbox *outbox, const struct process *to, uint32_t ki
     cox_outbox_put(outbox, to->address, kind, bytes, size, -1, 0);
 }
 
-TEST_WITH(messages_arrive_in_order, set_up, tear_down)
+#define OUTBOX_TEST(name) TEST_WITH(name, set_up, tear_down)
+
+OUTBOX_TEST(messages_arrive_in_order)
 {
-    struct world *world = *state;
     for (uint32_t i = 0; i < 100; i++)
-        put(world->to_a, &world->a, i, i % 2 ? 10 : 100000);
-    await(&world->a, &world->a.arrived, 100);
-    assert_int_equal(lost_count(world, 0), 0);
+        put(world.to_a, &world.a, i, i % 2 ? 10 : 100000);
+    await(&world.a, &world.a.arrived, 100);
+    assert_int_equal(lost_count(0), 0);
 }
 
-TEST_WITH(memory_follows_the_bytes, set_up, tear_down)
+OUTBOX_TEST(memory_follows_the_bytes)
 {
-    struct world *world = *state;
     int fd = memfd_create("image", MFD_CLOEXEC);
     uint8_t *bytes = malloc(2);
     assert_int_equal(write(fd, "\3\4\5", 3), 3);
     memcpy(bytes, "\1\2", 2);
-    cox_outbox_put(world->to_a, world->a.address, 0, bytes, 2, fd, 3);
-    await(&world->a, &world->a.arrived, 1);
-    assert_int_equal(world->a.sum, 1 + 2 + 3 + 4 + 5);
+    cox_outbox_put(world.to_a, world.a.address, 0, bytes, 2, fd, 3);
+    await(&world.a, &world.a.arrived, 1);
+    assert_int_equal(world.a.sum, 1 + 2 + 3 + 4 + 5);
     bytes = calloc(1, 1);
-    cox_outbox_put(world->to_a, "", 9, bytes, 1, -1, 0); /* to nobody */
-    put(world->to_a, &world->a, 1, 7);
-    await(&world->a, &world->a.arrived, 2);
+    cox_outbox_put(world.to_a, "", 9, bytes, 1, -1, 0); /* to nobody */
+    put(world.to_a, &world.a, 1, 7);
+    await(&world.a, &world.a.arrived, 2);
 }
 
 /* Whether the kernel has bytes for a process that it has not read: of /proc/net/tcp. */
@@ -212,87 +200,81 @@ static bool has_unread(const struct process *process)
 
 /* Node a reads nothing, and what goes to it fills all buffers: the first large message is being
  * sent, and two wait. */
-static void stick(struct world *world)
+static void stick(void)
 {
-    set_stuck(&world->a, true);
-    put(world->to_a, &world->a, 0, 1);
-    await(&world->a, &world->a.stuck_count, 1);
+    set_stuck(&world.a, true);
+    put(world.to_a, &world.a, 0, 1);
+    await(&world.a, &world.a.stuck_count, 1);
     for (uint32_t i = 1; i < 4; i++)
-        put(world->to_a, &world->a, i, LARGE_SIZE);
+        put(world.to_a, &world.a, i, LARGE_SIZE);
     const uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
-    while (!has_unread(&world->a) && cox_now_ns() < deadline_ns)
+    while (!has_unread(&world.a) && cox_now_ns() < deadline_ns)
         sched_yield();
-    assert_true(has_unread(&world->a));
+    assert_true(has_unread(&world.a));
 }
 
-TEST_WITH(a_process_that_does_not_read_delays_no_other, set_up, tear_down)
+OUTBOX_TEST(a_process_that_does_not_read_delays_no_other)
 {
-    struct world *world = *state;
-    stick(world);
+    stick();
     for (uint32_t i = 0; i < 10; i++)
-        put(world->to_b, &world->b, i, 100000);
-    await(&world->b, &world->b.arrived, 10);
-    set_stuck(&world->a, false);
-    await(&world->a, &world->a.arrived, 4);
+        put(world.to_b, &world.b, i, 100000);
+    await(&world.b, &world.b.arrived, 10);
+    set_stuck(&world.a, false);
+    await(&world.a, &world.a.arrived, 4);
 }
 
-TEST_WITH(what_waits_for_a_dead_process_is_dropped, set_up, tear_down)
+OUTBOX_TEST(what_waits_for_a_dead_process_is_dropped)
 {
-    struct world *world = *state;
-    stick(world);
-    cox_outbox_drop(world->to_a);
-    set_stuck(&world->a, false);
-    await(&world->a, &world->a.arrived, 1);
+    stick();
+    cox_outbox_drop(world.to_a);
+    set_stuck(&world.a, false);
+    await(&world.a, &world.a.arrived, 1);
     /* What comes now is for the next process of this name. */
-    put(world->to_a, &world->a, 1, 7);
-    await(&world->a, &world->a.arrived, 2);
-    assert_int_equal(world->a.sum, 7);
+    put(world.to_a, &world.a, 1, 7);
+    await(&world.a, &world.a.arrived, 2);
+    assert_int_equal(world.a.sum, 7);
 }
 
 /* For a new lead: what is being sent arrives, and what waited does not. */
-TEST_WITH(what_waits_can_be_cleared, set_up, tear_down)
+OUTBOX_TEST(what_waits_can_be_cleared)
 {
-    struct world *world = *state;
-    stick(world);
-    cox_outbox_clear(world->to_a);
-    set_stuck(&world->a, false);
-    put(world->to_a, &world->a, 2, 7);
-    await(&world->a, &world->a.arrived, 3);
-    assert_int_equal(world->a.sum, 7);
-    assert_int_equal(lost_count(world, 0), 0);
+    stick();
+    cox_outbox_clear(world.to_a);
+    set_stuck(&world.a, false);
+    put(world.to_a, &world.a, 2, 7);
+    await(&world.a, &world.a.arrived, 3);
+    assert_int_equal(world.a.sum, 7);
+    assert_int_equal(lost_count(0), 0);
 }
 
-TEST_WITH(only_so_much_waits_and_small_messages_always, set_up, tear_down)
+OUTBOX_TEST(only_so_much_waits_and_small_messages_always)
 {
-    struct world *world = *state;
-    stick(world);
+    stick();
     for (uint32_t i = 4; i < 7; i++) /* with them 320 MiB wait */
-        put(world->to_a, &world->a, i, LARGE_SIZE);
-    put(world->to_a, &world->a, 99, LARGE_SIZE);
-    put(world->to_a, &world->a, 99, 65537);
-    put(world->to_a, &world->a, 7, 65536);
-    set_stuck(&world->a, false);
-    await(&world->a, &world->a.arrived, 8);
-    assert_int_equal(world->a.sum, 65536);
+        put(world.to_a, &world.a, i, LARGE_SIZE);
+    put(world.to_a, &world.a, 99, LARGE_SIZE);
+    put(world.to_a, &world.a, 99, 65537);
+    put(world.to_a, &world.a, 7, 65536);
+    set_stuck(&world.a, false);
+    await(&world.a, &world.a.arrived, 8);
+    assert_int_equal(world.a.sum, 65536);
 }
 
-TEST_WITH(the_end_waits_for_no_reader, set_up, tear_down)
+OUTBOX_TEST(the_end_waits_for_no_reader)
 {
-    struct world *world = *state;
     const uint64_t start_ns = cox_now_ns();
-    stick(world);
-    cox_direct_end(world->lead.direct);
-    world->to_a = cox_outbox_free(world->to_a);
+    stick();
+    cox_direct_end(world.lead.direct);
+    world.to_a = cox_outbox_free(world.to_a);
     assert_true(cox_now_ns() - start_ns < 9000 * COX_NSEC_PER_MSEC);
 }
 
-TEST_WITH(a_message_that_is_refused_is_lost, set_up, tear_down)
+OUTBOX_TEST(a_message_that_is_refused_is_lost)
 {
-    struct world *world = *state;
-    put(world->to_b, &world->a, 0, 10); /* node a is not node b */
-    await_count(&world->lock, &world->changed, &world->lost[1], 1);
-    put(world->to_b, &world->b, 0, 10);
-    await(&world->b, &world->b.arrived, 1);
-    assert_int_equal(lost_count(world, 1), 1);
-    assert_int_equal(lost_count(world, 0), 0);
+    put(world.to_b, &world.a, 0, 10); /* node a is not node b */
+    await_count(&world.lock, &world.changed, &world.lost[1], 1);
+    put(world.to_b, &world.b, 0, 10);
+    await(&world.b, &world.b.arrived, 1);
+    assert_int_equal(lost_count(1), 1);
+    assert_int_equal(lost_count(0), 0);
 }

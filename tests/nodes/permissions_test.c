@@ -13,17 +13,6 @@
 
 #include "tests/lib/test.h"
 
-#include <inttypes.h>
-#include <signal.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-
 #include <nats/nats.h>
 
 #define DISCONNECT "$SYS.ACCOUNT.COX.DISCONNECT"
@@ -85,6 +74,10 @@ static natsStatus client_connect(const struct client *client, natsConnection **r
     return status;
 }
 
+TEST_OWNED(natsConnection_Destroy)
+TEST_OWNED(natsSubscription_Destroy)
+
+/* The test's own. */
 static natsConnection *connect_as(const char *name)
 {
     struct client client = {server_url, own_dir, own_dir, name};
@@ -93,7 +86,7 @@ static natsConnection *connect_as(const char *name)
 
     if (status != NATS_OK)
         fail_msg("%s is refused: %s", name, natsStatus_GetText(status));
-    return nc;
+    return test_own(nc, natsConnection_Destroy_owned);
 }
 
 /* The server has handled all that was sent before, and its errors about that have arrived. */
@@ -108,7 +101,7 @@ static natsSubscription *subscribe(natsConnection *nc, const char *subject)
 
     assert_int_equal(natsConnection_SubscribeSync(&sub, nc, subject), NATS_OK);
     flush(nc);
-    return sub;
+    return test_own(sub, natsSubscription_Destroy_owned);
 }
 
 /* ---- who may use which subject ---- */
@@ -135,7 +128,7 @@ static bool permitted(const char *name, enum verb verb, const char *subject)
     if (last != NATS_OK && (last != NATS_NOT_PERMITTED || !strstr(text, subject)))
         fail_msg("%s, %s: %s %s", name, subject, natsStatus_GetText(last), text);
     natsSubscription_Destroy(sub);
-    natsConnection_Destroy(nc);
+    test_release(nc);
     return last == NATS_OK;
 }
 
@@ -271,12 +264,6 @@ PLAIN_TEST(delivers_only_what_is_permitted)
     flush(b);
     assert_int_equal(natsSubscription_QueuedMsgs(to_b, &waiting), NATS_OK);
     assert_int_equal(waiting, 0);
-    natsSubscription_Destroy(to_b);
-    natsSubscription_Destroy(to_a);
-    natsSubscription_Destroy(from);
-    natsConnection_Destroy(b);
-    natsConnection_Destroy(a);
-    natsConnection_Destroy(lead);
 }
 
 /* ---- who gets in at all ---- */
@@ -294,7 +281,7 @@ static void refuse(const char *what, const struct client *client)
     /* A server that does not run, or does not reply, refuses nobody. */
     assert_int_not_equal(status, NATS_NO_SERVER);
     assert_int_not_equal(status, NATS_TIMEOUT);
-    natsConnection_Destroy(connect_as("node-b"));
+    test_release(connect_as("node-b"));
 }
 
 PLAIN_TEST(refuses_clients)
@@ -340,13 +327,12 @@ static bool text_is(const char *json, const char *object, const char *name, cons
     return at[0] == '"' && strncmp(at + 1, text, strlen(text)) == 0 && at[1 + strlen(text)] == '"';
 }
 
-/* A copy that ends with a zero byte. */
+/* A copy that ends with a zero byte, the test's own. */
 static char *message_text(natsMsg *msg)
 {
     size_t size = (size_t)natsMsg_GetDataLength(msg);
-    char *text = malloc(size + 1);
+    char *text = test_own(malloc(size + 1), free);
 
-    assert_non_null(text);
     memcpy(text, natsMsg_GetData(msg), size);
     text[size] = 0;
     return text;
@@ -374,10 +360,8 @@ static void read_settings(const char *name)
         assert_int_equal(number(json, "data", "write_deadline"), 1000 * 1000 * 1000);
         assert_int_equal(number(json, "data", "max_payload"), 1024 * 1024);
         assert_int_equal(strncmp(field(json, "data", "tls_verify"), "true,", 5), 0);
-        free(json);
         natsMsg_Destroy(msg);
     }
-    natsConnection_Destroy(nc);
 }
 
 PLAIN_TEST(tells_its_settings)
@@ -466,7 +450,6 @@ static double wait_disconnect(natsSubscription *sub, const struct holder *holder
             if (text_is(json, "received", "reason", "Stale Connection") != stale)
                 fail_msg("the reason is wrong: %s", json);
         }
-        free(json);
         if (match)
             return now;
     }
@@ -492,7 +475,7 @@ PLAIN_TEST(reports_a_process_that_ends)
         double start;
 
         holder_start(&holder);
-        natsConnection_Destroy(connect_as("node-b"));
+        test_release(connect_as("node-b"));
         start = now_ms();
         assert_int_equal(kill(holder.pid, SIGKILL), 0);
         took[i] = wait_disconnect(sub, &holder, false) - start;
@@ -502,8 +485,6 @@ PLAIN_TEST(reports_a_process_that_ends)
     print_message("  killed, reported after %.1f ms (median), %.1f ms (longest of %d)\n",
                   took[n / 2], took[n - 1], n);
     assert_true(took[n - 1] < 1000);
-    natsSubscription_Destroy(sub);
-    natsConnection_Destroy(lead);
 }
 
 /* Nothing but the server's short ping interval can find this. */
@@ -522,8 +503,6 @@ PLAIN_TEST(reports_a_process_that_is_stopped)
     assert_int_equal(kill(holder.pid, SIGKILL), 0);
     assert_int_equal(waitpid(holder.pid, NULL, 0), holder.pid);
     assert_true(took < 1000);
-    natsSubscription_Destroy(sub);
-    natsConnection_Destroy(lead);
 }
 
 int main(int argc, char **argv)
