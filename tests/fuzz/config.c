@@ -3,9 +3,6 @@
 
 #include "engine/model/share.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 static void ranges_check(const struct cox_model_config *config)
 {
     FUZZ_CHECK(config->hidden_size >= 1 && config->hidden_size <= 65536);

@@ -4,11 +4,6 @@
 #include "channel/attach/named/names.h"
 #include "channel/shm/control.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #define FILE_SIZE_MAX (UINT32_C(128) << 10)
 
 static char name[64];

@@ -7,9 +7,6 @@
 #include "proto/control.pb-c.h"
 #include "proto/wire.h"
 
-#include <sys/socket.h>
-#include <unistd.h>
-
 #define ARENA_SIZE_MAX (64u << 10)
 
 /* What unpacks goes through another stream, and is the same behind it. */

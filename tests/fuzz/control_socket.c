@@ -6,10 +6,6 @@
 #include "channel/socket/hello.h"
 #include "fuzz.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 static void hello_reply(struct fuzz_input *input)
 {
     uint8_t bytes[COX_HELLO_REPLY_SIZE], again[COX_HELLO_REPLY_SIZE];

@@ -13,10 +13,7 @@
 
 #include <coxswain/base.h>
 #include "channel/base/hash.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "tests/lib/posix.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -5,9 +5,6 @@
 
 #include "channel/handle/handle_internal.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #define OBJECT_SIZE 10000
 
 enum { MAKE_RIGHT = 1, MAKE_OWN = 2, MAKE_SAME_OBJECT = 4 };

@@ -18,8 +18,6 @@
 #include "channel/shm/state.h"
 #include "memory.h"
 
-#include <sys/stat.h>
-
 static const char *root;
 
 struct bytes {

@@ -11,13 +11,6 @@
 #include "channel/base/idioms.h"
 #include "fuzz.h"
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <signal.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #define TIME_MAX_MS 8000
 #define INPUT_SIZE_MAX 8192
 #define FILE_COUNT_MAX 256

@@ -3,9 +3,6 @@
 
 #include "engine/model/safetensors.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #define ELEMENT_COUNT_MAX 64
 
 static void read_all(const struct cox_safetensors *file)

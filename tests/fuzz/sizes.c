@@ -5,8 +5,6 @@
 #include "program/cli/group_options.h"
 #include <coxswain/worker.h>
 
-#include <inttypes.h>
-
 #define TEXT_SIZE_MAX 512
 #define ARGUMENT_COUNT_MAX 16
 

@@ -3,10 +3,6 @@
 
 #include "engine/model/tokenizer.h"
 
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #define TEXT_SIZE_MAX 255
 
 static char folder[32];
