@@ -129,6 +129,10 @@ struct cox_entry {
     uint64_t exiting_ns;
     /* `suspect` was called */
     bool suspected;
+    /* the first look at ranks that are silent; 0: there was none */
+    uint64_t looked_ns;
+    /* the next look is at this rank, or one behind it */
+    uint32_t look_rank;
     /* `causes` of the collector, before begin checked its ranks */
     uint32_t causes;
     void *request_context;
@@ -203,6 +207,8 @@ struct cox_collector {
     bool rescan;
     /* a recent time; 0: not known; the same */
     uint64_t cached_now_ns;
+    /* of the last pass that found ranks pending; the same */
+    uint64_t pass_ns;
     /* the first step on which ranks disagreed, and the begin of its chain; 0: none; the same */
     uint64_t diverged_sequence, diverged_begin;
     /* Of the gathering thread; before the first request, of the thread that waits for ranks to

@@ -72,11 +72,20 @@ static void report_delays(const struct cox_collector *collector, struct cox_gath
     }
 }
 
+void cox_report_look(const struct cox_collector *collector, struct cox_gathering *gathering,
+                     uint32_t rank)
+{
+    rank_read_hold(collector, rank, gathering->results[rank].pid, gathering->ranks[rank].text);
+}
+
 void cox_report_late(const struct cox_collector *collector, const struct cox_entry *entry,
                      int status, struct cox_gathering *gathering)
 {
     static const char *const states[] = {"idle", "taken", "running", "replying"};
     uint64_t now = cox_now_ns();
+    /* Looks began at most so long before the deadline, at which this thread may have been late. */
+    const uint64_t looks_ns = collector->rank_count * COX_REPORT_LOOK_NS + COX_NSEC_PER_MSEC;
+    const uint32_t looked_count = now - entry->looked_ns < looks_ns ? entry->look_rank : 0;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
         struct cox_rank_result *result = &gathering->results[rank];
         if (result->outcome != COX_OUTCOME_LATE)
@@ -94,8 +103,10 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
         result->silent_ns = now > since ? now - since : 0;
         bool alive = !cox_rank_is_dead(&collector->records[rank]);
         char hold[COX_PEER_HOLD_SIZE] = "";
-        /* /proc is read only for timeouts, so that the report of a death is not delayed. */
-        if (alive && status != COX_PEER_DEAD)
+        /* /proc is not read for a death, so that its report is not delayed. */
+        if (alive && rank < looked_count)
+            snprintf(hold, sizeof hold, "%.*s", COX_PEER_HOLD_SIZE - 1, text);
+        else if (alive && status != COX_PEER_DEAD)
             rank_read_hold(collector, rank, result->pid, hold);
         gathering->ranks[rank].delays = alive && (!result->taken || hold[0]);
         snprintf(text, COX_RANK_TEXT_SIZE,

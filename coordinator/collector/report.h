@@ -3,7 +3,7 @@
  * disagree.
  *
  * Threads: the gathering thread of the collector.
- * Blocks: nothing.
+ * Blocks: nothing; reads files of /proc.
  * If the process dies: nothing is left.
  */
 #ifndef COX_COORDINATOR_REPORT_H
@@ -14,7 +14,14 @@
 /* How a dead rank ended, and the last lines it wrote. */
 void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
                       size_t buffer_size);
-/* Fills taken, silent_ns and text of every rank that has not replied. */
+/* Shortly before late, of a rank that has not replied: reads what holds it, into its text, so that
+ * the error need not wait for that. It takes about so long, and more if the rank has many threads.
+ */
+#define COX_REPORT_LOOK_NS UINT64_C(125000)
+void cox_report_look(const struct cox_collector *collector, struct cox_gathering *gathering,
+                     uint32_t rank);
+/* Fills taken, silent_ns and text of every rank that has not replied. Reads what holds it, unless a
+ * look was just before. */
 void cox_report_late(const struct cox_collector *collector, const struct cox_entry *entry,
                      int status, struct cox_gathering *gathering);
 /* Compares the digests of a step's replies. Replies without any are not compared, nor are digests

@@ -1,5 +1,7 @@
 /* The content of a completion when several things go wrong at once, and its punctuality when
  * another thread is late. */
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/executor_internal.h"
 #include "proto/executor.pb-c.h"
 #include "testing.h"
 
@@ -60,6 +62,28 @@ GROUP_TEST(p3_many_late_ranks_are_reported_as_ranges, 8)
     assert_true(seconds >= 0.19 && seconds <= (double)(cox_now_ns() - begin_ns) / 1e9 + 0.01);
     for (uint32_t rank = 0; rank < 7; rank++)
         assert_contains(c.ranks[rank].text, "alive but stopped by a signal");
+}
+
+/* So that the error need not wait for it; unless the thread gets no processor just then. */
+GROUP_TEST(p3_what_holds_a_rank_is_read_before_the_deadline, 8)
+{
+    struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
+    const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 50};
+    const pid_t pid = cox_executor_pid(executor, 5);
+    bool looked = false;
+    for (int i = 0; i < 100 && !looked; i++) {
+        OWN_COMPLETION c = {0};
+        test_stop_process(pid);
+        assert_int_equal(test_call_how(g, &c, &how, "echo x"), COX_TIMEOUT);
+        assert_contains(c.ranks[5].text, "alive but stopped by a signal");
+        const struct cox_entry *entry = &collector->entries[cox_geometry_frame(
+            c.sequence, collector->channel->control->geometry.depth)];
+        looked = entry->look_rank > 5 && entry->looked_ns < entry->deadline_ns;
+        assert_true(!looked || entry->looked_ns > entry->published_ns);
+        kill(pid, SIGCONT);
+        test_expect_echo(g, "y");
+    }
+    assert_true(looked);
 }
 
 /* The others are inside the step, and wait for it. */
