@@ -134,7 +134,7 @@ void cox_collector_use_block(struct cox_collector *collector, uint64_t sequence)
  * or deadline_ns (0: does not wait). Returns false if nothing is in flight, or, with a deadline of
  * 0, if nothing has ended. *ret_ended: the gathering of a request that has ended, with its
  * completion; NULL: none has. *rescanned is the caller's, false at first. The lock is released over
- * copies of large replies, texts of errors, and waits. */
+ * copies of large replies, texts of errors and what is read for them, and waits. */
 bool cox_collector_gather_step(struct cox_collector *collector, bool *rescanned,
                                uint64_t deadline_ns, struct cox_gathering **ret_ended);
 /* Nothing is in flight: waits until a request is published, the collector stops, or deadline_ns.

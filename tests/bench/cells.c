@@ -11,14 +11,13 @@
 #include <unistd.h>
 
 #include "measure.h"
-#include "process.h"
 #include "report.h"
 
 #define KINDS_MAX 24
 #define PAIRS_MAX 64
 #define SLICE_TIMEOUT_MS 60000
 /* A round that takes longer than so in a trial is not measured: it would take the bench's whole
- * time. */
+ * time. A brief run has measured it then. */
 #define ROUND_MAX_NS UINT64_C(2000000000)
 /* All slices of a pass; fewer pairs than asked for are made where they would take longer, three at
  * least. */
@@ -40,8 +39,12 @@ struct member {
     const struct kind *kind;
     struct process process;
     size_t bytes, reply_bytes;
-    /* of a slice */
+    /* of a slice; 0: not tried */
     size_t rounds;
+    /* of all of them, as they were tried */
+    uint64_t slice_ns;
+    /* the try is the only slice */
+    bool is_measured;
     struct slice slices[PAIRS_MAX];
 };
 
@@ -50,7 +53,6 @@ struct batch {
     const struct cell *cell;
     struct member *members;
     size_t count;
-    int number;
     size_t pairs;
 };
 
@@ -65,24 +67,39 @@ bool name_chosen(const char *list, const char *name)
     return false;
 }
 
-void subject_words(const struct bench *bench, const struct kind *kind, uint32_t rank_count,
-                   size_t bytes, size_t reply_bytes, struct subject_words *ret_words)
+bool bench_is_over(const struct bench *bench)
 {
-    size_t n = 0;
-    snprintf(ret_words->program, sizeof ret_words->program, "%s/%s", bench->folder,
+    return bench->end_ns != UINT64_MAX && measure_now_ns() >= bench->end_ns;
+}
+
+void bench_start(const struct bench *bench, const struct kind *kind, enum placement placement,
+                 uint32_t rank_count, size_t bytes, size_t reply_bytes, struct process *process)
+{
+    char program[4096], numbers[3][24];
+    const char *argv[20] = {program};
+    size_t n = 1;
+    *process = (struct process){.in_fd = -1, .out_fd = -1, .state = PROCESS_SKIPPED};
+    if (bench->brief && kind->starts_slowly) {
+        snprintf(process->text, sizeof process->text, "not in a brief run");
+        return;
+    }
+    if (bench_is_over(bench)) {
+        process_give_up(process);
+        return;
+    }
+    snprintf(program, sizeof program, "%s/%s", bench->folder,
              kind->program ? kind->program : "coxswain-bench");
-    snprintf(ret_words->numbers[0], sizeof ret_words->numbers[0], "%" PRIu32, rank_count);
-    snprintf(ret_words->numbers[1], sizeof ret_words->numbers[1], "%zu", bytes);
-    snprintf(ret_words->numbers[2], sizeof ret_words->numbers[2], "%zu", reply_bytes);
-    ret_words->argv[n++] = ret_words->program;
+    snprintf(numbers[0], sizeof numbers[0], "%" PRIu32, rank_count);
+    snprintf(numbers[1], sizeof numbers[1], "%zu", bytes);
+    snprintf(numbers[2], sizeof numbers[2], "%zu", reply_bytes);
     for (size_t i = 0; kind->words[i]; i++)
-        ret_words->argv[n++] = kind->words[i];
+        argv[n++] = kind->words[i];
     const char *const flags[] = {"--ranks", "--bytes", "--reply-bytes"};
     for (int i = 0; i < 3; i++) {
-        ret_words->argv[n++] = flags[i];
-        ret_words->argv[n++] = ret_words->numbers[i];
+        argv[n++] = flags[i];
+        argv[n++] = numbers[i];
     }
-    ret_words->argv[n] = NULL;
+    process_start(argv, placement, bench->end_ns, process);
 }
 
 /* ---- two busy loops ---- */
@@ -113,37 +130,55 @@ static void busy_stop(const pid_t *pids)
 
 /* ---- slices ---- */
 
-static bool slice_run(const struct batch *batch, struct member *member, size_t rounds,
-                      struct slice *ret_slice)
+/* Sorts the samples. */
+static bool samples_take(const struct batch *batch, struct member *member, size_t rounds,
+                         double *ret_mean_us)
 {
     uint64_t *samples_ns = batch->bench->samples_ns, sum_ns = 0;
-    struct procfs_usage begin, end;
-    process_resume(&member->process);
-    procfs_usage(&member->process.tree, &begin);
-    bool good = process_slice(&member->process, samples_ns, rounds, SLICE_TIMEOUT_MS);
-    procfs_usage(&member->process.tree, &end);
-    process_pause(&member->process);
-    if (!good)
+    if (!process_slice(&member->process, samples_ns, rounds, SLICE_TIMEOUT_MS))
         return false;
     for (size_t i = 0; i < rounds; i++)
         sum_ns += samples_ns[i];
     measure_sort(samples_ns, rounds);
-    const double n = (double)rounds;
-    *ret_slice = (struct slice){
-        .p50_us = (double)samples_ns[rounds / 2] / 1e3,
-        .p99_us = (double)samples_ns[rounds * 99 / 100] / 1e3,
-        .mean_us = (double)sum_ns / 1e3 / n,
-        .cpu_us = (double)(end.cpu_ns - begin.cpu_ns) / 1e3 / n,
-        .sleeps = (double)(end.sleeps - begin.sleeps) / n,
-        .preempted = (double)(end.preempted - begin.preempted) / n,
-        .runs = (double)(end.runs - begin.runs) / n,
-    };
+    *ret_mean_us = (double)sum_ns / 1e3 / (double)rounds;
     return true;
 }
 
-static size_t rounds_of(uint64_t budget_ns, double round_us)
+/* counts: what the kernel has counted is read around it: of 64 processes that takes as long as a
+ * slice of a brief run, which reads it around the first one alone. */
+static bool slice_run(const struct batch *batch, struct member *member, size_t pair, bool counts)
 {
-    double rounds = (double)budget_ns / 1e3 / (round_us > 0.1 ? round_us : 0.1);
+    const uint64_t *samples_ns = batch->bench->samples_ns;
+    const size_t rounds = member->rounds;
+    const double n = (double)rounds;
+    double mean_us;
+    struct procfs_usage begin = {0}, end = {0};
+    struct slice *slice = &member->slices[pair];
+    process_resume(&member->process);
+    if (counts)
+        procfs_usage(&member->process.tree, &begin);
+    const bool good = samples_take(batch, member, rounds, &mean_us);
+    if (counts)
+        procfs_usage(&member->process.tree, &end);
+    process_pause(&member->process);
+    if (!good)
+        return false;
+    *slice = member->slices[0];
+    slice->p50_us = (double)samples_ns[rounds / 2] / 1e3;
+    slice->p99_us = (double)samples_ns[rounds * 99 / 100] / 1e3;
+    slice->mean_us = mean_us;
+    if (counts) {
+        slice->cpu_us = (double)(end.cpu_ns - begin.cpu_ns) / 1e3 / n;
+        slice->sleeps = (double)(end.sleeps - begin.sleeps) / n;
+        slice->preempted = (double)(end.preempted - begin.preempted) / n;
+        slice->runs = (double)(end.runs - begin.runs) / n;
+    }
+    return true;
+}
+
+static size_t rounds_of(uint64_t time_ns, double round_us)
+{
+    double rounds = (double)time_ns / 1e3 / (round_us > 0.1 ? round_us : 0.1);
     if (rounds < 1)
         return 1;
     return rounds < ROUNDS_MIN         ? ROUNDS_MIN
@@ -152,33 +187,40 @@ static size_t rounds_of(uint64_t budget_ns, double round_us)
 }
 
 /* Trials of half a slice, until a round takes no less than before: the first rounds have page
- * faults and cold caches in them, and so would slices of few rounds. Returns what a slice takes, in
- * ns; 0: it is not measured. */
-static uint64_t try_member(const struct batch *batch, struct member *member)
+ * faults and cold caches in them, and so would slices of few rounds. What a brief run has found
+ * slow is not tried again beside loops, and of what it has found very slow it measures the trial.
+ */
+static void try_member(const struct batch *batch, struct member *member)
 {
-    const uint64_t budget_ns = batch->bench->slice_ms * UINT64_C(1000000);
-    struct slice slice = {0};
+    const uint64_t slice_ns = batch->bench->slice_ms * UINT64_C(1000000);
+    const bool brief = batch->bench->brief;
+    const struct slice *slice = &member->slices[0];
     size_t rounds = 0, fit = 1;
+    member->is_measured = false;
+    if (brief && member->rounds == 1)
+        return;
     for (int i = 0; i < TRIALS_MAX && fit > rounds + rounds / 4; i++) {
-        if (i > 0 && budget_is_over(&batch->bench->budget))
+        if (i > 0 && bench_is_over(batch->bench))
             break;
-        rounds = fit;
-        if (!slice_run(batch, member, rounds, &slice))
-            return 0;
-        if (slice.mean_us * 1e3 > (double)ROUND_MAX_NS) {
+        member->rounds = rounds = fit;
+        if (!slice_run(batch, member, 0, i == 0))
+            return;
+        if (!brief && slice->mean_us * 1e3 > (double)ROUND_MAX_NS) {
             snprintf(member->process.text, sizeof member->process.text, "a round takes %.1f s",
-                     slice.mean_us / 1e6);
+                     slice->mean_us / 1e6);
             member->process.state = PROCESS_SKIPPED;
-            return 0;
+            return;
         }
+        const bool slow = slice->mean_us * 1e3 >= 4.0 * (double)slice_ns;
+        member->is_measured = brief && i == 0 && slice->mean_us * 1e3 >= (double)BRIEF_PASS_MAX_NS;
+        if (brief && slow)
+            break;
         /* Of the first round alone nothing is known; of slow ones few are tried. By the middle one,
          * since another program may interrupt one for longer than all others take. */
-        fit = i > 0 ? rounds_of(budget_ns / 2, slice.p50_us)
-              : slice.mean_us * 1e3 < 4.0 * (double)budget_ns ? 2 * ROUNDS_MIN
-                                                              : ROUNDS_MIN;
+        fit = i > 0 ? rounds_of(slice_ns / 2, slice->p50_us) : slow ? ROUNDS_MIN : 2 * ROUNDS_MIN;
     }
-    member->rounds = rounds_of(budget_ns, slice.p50_us);
-    return (uint64_t)((double)member->rounds * slice.mean_us * 1e3);
+    member->rounds = rounds_of(slice_ns, slice->p50_us);
+    member->slice_ns = (uint64_t)((double)member->rounds * slice->mean_us * 1e3);
 }
 
 /* one_ns: of one slice of every kind. */
@@ -212,7 +254,7 @@ static void row_add(const struct batch *batch, const struct member *member, bool
                   member->kind->name, "placement", placement_name(cell->placement), "processors",
                   member->process.processors, "ranks", (int)cell->rank_count, "bytes",
                   (json_int_t)cell->bytes, "reply_bytes", (json_int_t)member->reply_bytes, "busy",
-                  busy, "batch", batch->number);
+                  busy, "batch", batch->bench->batches);
     if (member->process.state != PROCESS_READY) {
         json_object_set_new(row, "missing", json_string(member->process.text));
     } else {
@@ -289,13 +331,13 @@ static bool pair_run(struct batch *batch, size_t pair)
 {
     for (size_t i = 0; i < batch->count; i++) {
         struct member *member = &batch->members[i];
-        if (member->process.state != PROCESS_READY)
+        if (member->process.state != PROCESS_READY || (pair == 0 && member->is_measured))
             continue;
-        if (budget_is_over(&batch->bench->budget)) {
+        if (bench_is_over(batch->bench)) {
             if (pair > 0)
                 return false;
             process_give_up(&member->process);
-        } else if (!slice_run(batch, member, member->rounds, &member->slices[pair]) && pair > 0) {
+        } else if (!slice_run(batch, member, pair, pair == 0 || !batch->bench->brief) && pair > 0) {
             if (member->process.state != PROCESS_LATE)
                 continue;
             member->process.state = PROCESS_READY;
@@ -313,10 +355,11 @@ static void batch_pass(struct batch *batch, bool busy)
         busy_start(loops);
     for (size_t i = 0; i < batch->count; i++)
         if (batch->members[i].process.state == PROCESS_READY) {
-            if (budget_is_over(&batch->bench->budget))
+            if (bench_is_over(batch->bench))
                 process_give_up(&batch->members[i].process);
             else
-                one_ns += try_member(batch, &batch->members[i]);
+                try_member(batch, &batch->members[i]);
+            one_ns += batch->members[i].slice_ns;
         }
     batch->pairs = pairs_of(batch, one_ns);
     for (size_t pair = 0; pair < batch->pairs; pair++)
@@ -329,32 +372,25 @@ static void batch_pass(struct batch *batch, bool busy)
     report_rows(batch->bench, batch->count);
 }
 
-static void member_start(struct bench *bench, const struct cell *cell, struct member *member)
-{
-    const struct kind *kind = member->kind;
-    struct subject_words words;
-    member->bytes = kind->bytes ? kind->bytes : cell->bytes;
-    member->reply_bytes = kind->reply_bytes ? kind->reply_bytes : cell->reply_bytes;
-    member->process = (struct process){.in_fd = -1, .out_fd = -1, .state = PROCESS_SKIPPED};
-    subject_words(bench, kind, cell->rank_count, member->bytes, member->reply_bytes, &words);
-    if (bench->brief && kind->starts_slowly)
-        snprintf(member->process.text, sizeof member->process.text, "not in a brief run");
-    else if (!budget_may_start(&bench->budget))
-        process_give_up(&member->process);
-    else
-        process_start(words.argv, kind->spins_idle, cell->placement, bench->budget.cell_ns,
-                      &member->process);
-}
-
 static void batch_run(struct bench *bench, const struct cell *cell, struct member *members,
                       size_t count)
 {
-    struct batch batch = {bench, cell, members, count, ++bench->batches, 0};
+    struct batch batch = {bench, cell, members, count, 0};
+    for (size_t i = 0; i < count; i++) {
+        struct member *member = &members[i];
+        const struct kind *kind = member->kind;
+        member->bytes = kind->bytes ? kind->bytes : cell->bytes;
+        member->reply_bytes = kind->reply_bytes ? kind->reply_bytes : cell->reply_bytes;
+        bench_start(bench, kind, cell->placement, cell->rank_count, member->bytes,
+                    member->reply_bytes, &member->process);
+    }
     for (size_t i = 0; i < count; i++)
-        member_start(bench, cell, &members[i]);
+        process_await(&members[i].process, members[i].kind->spins_idle);
     batch_pass(&batch, false);
     if (cell->busy)
         batch_pass(&batch, true);
+    for (size_t i = 0; i < count; i++)
+        process_quit(&members[i].process);
     for (size_t i = 0; i < count; i++)
         process_free(&members[i].process);
 }
@@ -382,19 +418,19 @@ void cell_run(struct bench *bench, const struct cell *cell)
     size_t count = 0, floors = 0, fit = fitting(cell);
     if (!members)
         return;
-    budget_cell(&bench->budget, cell->left);
     for (size_t i = 0; cell->kinds[i] && count < KINDS_MAX; i++) {
         const struct kind *kind = kind_find(cell->kinds[i]);
         if (!name_chosen(bench->kinds, kind->name) ||
             (kind->bytes_max && cell->bytes > kind->bytes_max))
             continue;
-        floors += is_floor(kind);
+        floors += is_floor(kind) && !bench->brief;
         chosen[count++] = kind;
     }
-    /* The floors are first in every list. */
+    /* The floors are first in every list. A brief run has them in the first batch alone. */
     const size_t room = fit > floors ? fit - floors : 1;
     for (size_t next = floors; next < count || next == floors; next += room) {
         size_t in_batch = 0;
+        bench->batches += next == floors || !bench->brief;
         for (size_t i = 0; i < floors; i++)
             members[in_batch++] = (struct member){.kind = chosen[i]};
         for (size_t i = next; i < count && i < next + room; i++)

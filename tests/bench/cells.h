@@ -8,6 +8,10 @@
  * batches, each with the floors in it. Rows of one batch are pairs, slice by slice: a ratio is the
  * median over pairs (row_ratio).
  *
+ * A brief run takes three short slices, of what is slow a single round behind a first one, and
+ * starts the floors once: rows of all batches are pairs, taken at other times. When the time of a
+ * run is over, the rest of its rows say so.
+ *
  * One thread. Ownership: struct bench is the caller's. If the process dies: the kernel kills the
  * subjects.
  */
@@ -19,9 +23,9 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "budget.h"
 #include "kinds.h"
 #include "placement.h"
+#include "process.h"
 
 #define BENCH_LIST_MAX 16
 #define BENCH_BUSY_LOOPS 2
@@ -42,7 +46,7 @@ struct bench {
     bool quick;
     /* all rows in two minutes, with wider intervals; peers that start slowly are left out */
     bool brief;
-    /* how long a brief run may take; 0: as long as it takes */
+    /* how long the run may take; 0: as long as it takes */
     size_t budget_s;
     /* of this program and the peers */
     const char *folder;
@@ -52,8 +56,8 @@ struct bench {
     /* in root: of all cells; lent */
     json_t *rows;
     int batches;
-    struct budget budget;
-    uint64_t begin_ns;
+    /* end_ns: UINT64_MAX: none */
+    uint64_t begin_ns, end_ns;
     uint64_t *samples_ns;
 };
 
@@ -64,8 +68,6 @@ struct cell {
     const char *const *kinds;
     /* 0: the bench's */
     size_t pairs;
-    /* cells of its section from this one on; 0: this is the only one */
-    size_t left;
     /* quiet, and then again with two busy loops beside */
     bool busy;
     enum placement placement;
@@ -81,14 +83,11 @@ void cell_run(struct bench *bench, const struct cell *cell);
 /* True when `name` is among a comma separated list, or the list is NULL. */
 bool name_chosen(const char *list, const char *name);
 
-/* The program and all words of a subject into argv, which has room for 20; buffers has room for the
- * program's path and three numbers. */
-struct subject_words {
-    const char *argv[20];
-    char program[4096], numbers[3][24];
-};
-void subject_words(const struct bench *bench, const struct kind *kind, uint32_t rank_count,
-                   size_t bytes, size_t reply_bytes, struct subject_words *ret_words);
+/* Whether the time of the run is over. */
+bool bench_is_over(const struct bench *bench);
+/* Starts a subject, if it is one of this run and there is time; process_await has to follow. */
+void bench_start(const struct bench *bench, const struct kind *kind, enum placement placement,
+                 uint32_t rank_count, size_t bytes, size_t reply_bytes, struct process *process);
 
 /* A row of a cell that was measured; NULL: there is none, or it has no figures. */
 const json_t *row_find(const struct bench *bench, const char *section, const char *kind,

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "groups.h"
 #include "machine.h"
@@ -15,33 +16,19 @@
 #define REPLY_BYTES 256
 #define SIZES_RANKS 4
 #define STEPS_RANKS 8
-/* Four numbers of ranks in two placements and one apart, objects, arrays, and the columns. */
-#define PYTHON_CELLS (4 + 4 + 1 + 4 + 4 + 1)
 
-/* Prints how far a run of minutes is. */
-static bool wanted(struct bench *bench, const char *section)
-{
-    if (!name_chosen(bench->sections, section))
-        return false;
-    budget_section(&bench->budget, section, bench->sections);
-    fprintf(stderr, "coxswain-bench: %s, after %.0f s\n", section,
-            (double)(measure_now_ns() - bench->begin_ns) / 1e9);
-    return true;
-}
-
-/* Every way to move bytes, in every number of ranks and every size. */
+/* Every way to move bytes, in every number of ranks and every size. The small ones first: they are
+ * what a run without time for all has. */
 static void measure_bytes(struct bench *bench)
 {
-    size_t left = bench->rank_count_count * bench->size_count;
     report_section("Bytes", PLACEMENT_FREE);
-    for (size_t i = 0; i < bench->rank_count_count; i++)
-        for (size_t s = 0; s < bench->size_count; s++)
+    for (size_t s = 0; s < bench->size_count; s++)
+        for (size_t i = 0; i < bench->rank_count_count; i++)
             cell_run(bench, &(struct cell){.section = "bytes",
                                            .rank_count = bench->rank_counts[i],
                                            .bytes = bench->sizes[s],
                                            .reply_bytes = REPLY_BYTES,
                                            .kinds = kinds_of_bytes,
-                                           .left = left--,
                                            .busy = true});
 }
 
@@ -57,7 +44,6 @@ static void measure_packed(struct bench *bench)
                                            .bytes = BYTES,
                                            .reply_bytes = REPLY_BYTES,
                                            .kinds = kinds_of_bytes,
-                                           .left = bench->rank_count_count - i,
                                            .placement = PLACEMENT_ONE});
 }
 
@@ -69,7 +55,6 @@ static void measure_curves(struct bench *bench)
                                    256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
     const size_t rank_counts = bench->quick ? 2 : sizeof ranks / sizeof *ranks;
     const size_t size_count = bench->quick ? 2 : sizeof sizes / sizeof *sizes;
-    size_t left = PLACEMENT_COUNT * rank_counts + size_count;
     struct cell cell = {.section = "per-rank",
                         .bytes = BYTES,
                         .reply_bytes = REPLY_BYTES,
@@ -80,7 +65,6 @@ static void measure_curves(struct bench *bench)
         report_section("Growth per rank", cell.placement);
         for (size_t i = 0; i < rank_counts; i++) {
             cell.rank_count = ranks[i];
-            cell.left = left--;
             cell_run(bench, &cell);
         }
     }
@@ -90,7 +74,6 @@ static void measure_curves(struct bench *bench)
     cell.rank_count = SIZES_RANKS;
     for (size_t i = 0; i < size_count; i++) {
         cell.bytes = sizes[i];
-        cell.left = left--;
         cell_run(bench, &cell);
     }
 }
@@ -128,12 +111,10 @@ static void measure_steps(struct bench *bench)
     cell.busy = true;
     for (size_t i = 0; i < bench->rank_count_count; i++) {
         cell.rank_count = bench->rank_counts[i];
-        cell.left = bench->rank_count_count - i + 1;
         cell_run(bench, &cell);
     }
     report_section("Decode steps", PLACEMENT_ONE);
     cell.rank_count = STEPS_RANKS;
-    cell.left = 1;
     cell.busy = false;
     cell.placement = PLACEMENT_ONE;
     cell_run(bench, &cell);
@@ -148,8 +129,7 @@ static void measure_depth(struct bench *bench)
                                        .rank_count = rank_count,
                                        .bytes = BYTES,
                                        .reply_bytes = REPLY_BYTES,
-                                       .kinds = kinds_of_depth,
-                                       .left = rank_count == 4 && !bench->quick ? 2 : 1});
+                                       .kinds = kinds_of_depth});
 }
 
 /* What Python adds, beside its peers; apart: what a round takes where no process waits for the
@@ -158,14 +138,12 @@ static void measure_python(struct bench *bench)
 {
     struct cell cell = {
         .section = "python", .bytes = BYTES, .reply_bytes = REPLY_BYTES, .kinds = kinds_of_python};
-    size_t left = PYTHON_CELLS;
     for (int p = 0; p <= PLACEMENT_APART; p++) {
         cell.placement = (enum placement)p;
         report_section("Python", cell.placement);
         for (uint32_t rank_count = 1; rank_count <= (p == PLACEMENT_APART ? 1 : 8);
              rank_count *= 2) {
             cell.rank_count = rank_count;
-            cell.left = left--;
             if (!bench->quick || rank_count <= 2)
                 cell_run(bench, &cell);
         }
@@ -188,33 +166,88 @@ static void measure_python(struct bench *bench)
         report_section(parts[i].title, PLACEMENT_FREE);
         for (uint32_t rank_count = 1; rank_count <= (bench->quick ? 1 : 8); rank_count *= 2) {
             of_objects.rank_count = rank_count;
-            of_objects.left = left--;
             cell_run(bench, &of_objects);
         }
     }
     report_section("A step of 256 sequences in Python; columns: of the worker, from taken to numpy",
                    PLACEMENT_ONE);
     cell.rank_count = 1;
-    cell.left = 1;
     cell.kinds = kinds_of_columns;
     cell.placement = PLACEMENT_ONE;
     cell_run(bench, &cell);
 }
 
+static void measure_rates(struct bench *bench)
+{
+    groups_rate(bench, kinds_of_rate, PLACEMENT_FREE, 8);
+    groups_rate(bench, kinds_of_curves, PLACEMENT_ONE, 8);
+}
+
+static void measure_idle(struct bench *bench)
+{
+    groups_idle(bench, 8);
+}
+
 static void measure_starts(struct bench *bench)
 {
     printf("\nStart and memory, after 100 rounds\n");
-    size_t parts = bench->quick ? 3 : 7;
     for (uint32_t rank_count = 1; rank_count <= (bench->quick ? 2 : 64); rank_count *= 2)
-        groups_start(bench, rank_count, parts--);
+        groups_start(bench, rank_count);
     if (bench->quick)
-        groups_start(bench, 8, parts);
+        groups_start(bench, 8);
+}
+
+static void measure_allocations(struct bench *bench)
+{
+    groups_allocations(bench, 8);
+}
+
+/* Those that take longer come later. */
+static const struct {
+    const char *name;
+    void (*measure)(struct bench *bench);
+} sections[] = {
+    {"call", measure_call},     {"one", measure_one},
+    {"idle", measure_idle},     {"allocations", measure_allocations},
+    {"depth", measure_depth},   {"start", measure_starts},
+    {"rate", measure_rates},    {NULL, programs_run},
+    {"steps", measure_steps},   {"packed", measure_packed},
+    {"curves", measure_curves}, {"python", measure_python},
+    {"bytes", measure_bytes},
+};
+
+/* How many rows there are, and how many of them have no figure: for want of time, and for another
+ * reason, which each says. */
+static void count_rows(struct bench *bench)
+{
+    size_t i, late = 0, missing = 0;
+    const char *name;
+    json_t *row;
+    json_array_foreach(bench->rows, i, row)
+    {
+        const char *text = json_string_value(json_object_get(row, "missing"));
+        late += text && strcmp(text, PROCESS_OVER) == 0;
+        missing += text && strcmp(text, PROCESS_OVER) != 0;
+    }
+    json_object_foreach(bench->root, name, row)
+    {
+        const char *text = json_string_value(json_object_get(row, "missing"));
+        late += text && strcmp(text, PROCESS_OVER) == 0;
+        missing += text && strcmp(text, PROCESS_OVER) != 0;
+    }
+    printf("\n%zu rows; %zu had no time, %zu have no figure for another reason\n",
+           json_array_size(bench->rows), late, missing);
+    json_object_set_new(bench->root, "counts",
+                        json_pack("{s:I, s:I, s:I}", "rows",
+                                  (json_int_t)json_array_size(bench->rows), "late",
+                                  (json_int_t)late, "missing", (json_int_t)missing));
 }
 
 int conductor_run(struct bench *bench)
 {
     bench->begin_ns = measure_now_ns();
-    bench->budget = budget_new(bench->budget_s);
+    bench->end_ns =
+        bench->budget_s ? bench->begin_ns + bench->budget_s * UINT64_C(1000000000) : UINT64_MAX;
     bench->root = json_object();
     bench->rows = json_array();
     bench->samples_ns = calloc(BENCH_ROUNDS_MAX, sizeof *bench->samples_ns);
@@ -224,36 +257,18 @@ int conductor_run(struct bench *bench)
     json_object_set_new(bench->root, "machine", machine);
     json_object_set_new(bench->root, "rows", bench->rows);
     report_heading(bench);
-    if (wanted(bench, "bytes"))
-        measure_bytes(bench);
-    if (wanted(bench, "packed"))
-        measure_packed(bench);
-    if (wanted(bench, "call"))
-        measure_call(bench);
-    if (wanted(bench, "curves"))
-        measure_curves(bench);
-    if (wanted(bench, "one"))
-        measure_one(bench);
-    if (wanted(bench, "steps"))
-        measure_steps(bench);
-    if (wanted(bench, "depth"))
-        measure_depth(bench);
-    if (wanted(bench, "python"))
-        measure_python(bench);
-    if (wanted(bench, "rate")) {
-        groups_rate(bench, kinds_of_rate, PLACEMENT_FREE, 8, 2);
-        groups_rate(bench, kinds_of_curves, PLACEMENT_ONE, 8, 1);
+    for (size_t i = 0; i < sizeof sections / sizeof *sections; i++) {
+        if (sections[i].name && !name_chosen(bench->sections, sections[i].name))
+            continue;
+        if (sections[i].name) /* how far a run of minutes is */
+            fprintf(stderr, "coxswain-bench: %s, after %.0f s\n", sections[i].name,
+                    (double)(measure_now_ns() - bench->begin_ns) / 1e9);
+        sections[i].measure(bench);
     }
-    if (wanted(bench, "idle"))
-        groups_idle(bench, 8);
-    if (wanted(bench, "start"))
-        measure_starts(bench);
-    if (wanted(bench, "allocations"))
-        groups_allocations(bench, 8);
-    programs_run(bench);
     report_again(bench);
     targets_judge(bench);
     report_targets(bench);
+    count_rows(bench);
     machine_end(machine);
     machine_print(machine);
     free(bench->samples_ns);

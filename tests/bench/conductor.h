@@ -8,10 +8,10 @@
 
 #include "cells.h"
 
-/* Names of the sections, comma separated. */
+/* Names of the sections, comma separated, in the order in which they are measured. */
 #define CONDUCTOR_SECTIONS                                                                         \
-    "bytes,packed,call,curves,one,steps,depth,python,rate,idle,start,allocations,deaths,"          \
-    "deadlines,replace,ranks,pull,model"
+    "call,one,idle,allocations,depth,start,rate,deaths,deadlines,replace,ranks,pull,model,"        \
+    "steps,packed,curves,python,bytes"
 
 /* bench: with its options; root and all that is measured are added. Returns 0 or -ENOMEM. */
 int conductor_run(struct bench *bench);

@@ -276,13 +276,17 @@ static size_t resident_kib(pid_t pid)
 
 /* ---- kills of a worker ---- */
 
-/* The thread that kills, and sees the death through a pidfd of its own. */
+/* The thread that kills, and sees the death through a pidfd of its own; and one that it wakes then,
+ * as the supervisor wakes the thread that gathers: what that takes, beside the same end of the same
+ * process. */
 struct killer {
     struct group *group;
     pid_t pid;
     int pidfd;
     uint64_t killed_ns;
     uint64_t readable_ns;
+    sem_t seen;
+    uint64_t woken_ns;
     size_t resident_kib;
 };
 
@@ -297,11 +301,20 @@ static void *killer_main(void *context)
     while (poll(&fd, 1, PATIENCE_MS) < 0 && errno == EINTR)
         continue;
     killer->readable_ns = measure_now_ns();
+    sem_post(&killer->seen);
+    return NULL;
+}
+
+static void *woken_main(void *context)
+{
+    struct killer *killer = context;
+    sem_wait_through(&killer->seen);
+    killer->woken_ns = measure_now_ns();
     return NULL;
 }
 
 struct kill_row {
-    struct series from_kill, from_readable;
+    struct series from_kill, from_readable, control;
     /* the sum */
     size_t resident_kib;
     /* not PEER_DEAD, or not of that rank alone */
@@ -318,8 +331,13 @@ static int measure_kill(const struct deaths_options *options, size_t size_mib, b
         return r;
     struct killer killer = {.group = &group, .pid = cox_executor_pid(group.executor, victim)};
     killer.pidfd = (int)syscall(SYS_pidfd_open, killer.pid, 0);
-    pthread_t thread;
-    r = killer.pidfd < 0 ? -errno : -pthread_create(&thread, NULL, killer_main, &killer);
+    pthread_t thread, woken;
+    sem_init(&killer.seen, 0, 0);
+    r = killer.pidfd < 0 ? -errno : -pthread_create(&woken, NULL, woken_main, &killer);
+    if (r == 0 && (r = -pthread_create(&thread, NULL, killer_main, &killer)) != 0) {
+        sem_post(&killer.seen);
+        pthread_join(woken, NULL);
+    }
     if (r) {
         group_free(&group);
         return cox_fail(err, r, "watching a worker: %s", cox_status_text(r));
@@ -341,9 +359,12 @@ static int measure_kill(const struct deaths_options *options, size_t size_mib, b
     if (r)
         sem_post(&group.held); /* there is nothing to measure; the thread is let go */
     pthread_join(thread, NULL);
+    pthread_join(woken, NULL);
+    sem_destroy(&killer.seen);
     if (r == 0) {
         series_add(&row->from_kill, killer.killed_ns, group.ended_ns);
         series_add(&row->from_readable, killer.readable_ns, group.ended_ns);
+        series_add(&row->control, killer.readable_ns, killer.woken_ns);
         row->resident_kib += killer.resident_kib;
         row->wrong +=
             group.status != COX_PEER_DEAD || group.dead_count != 1 || group.dead_pid != killer.pid;
@@ -359,7 +380,8 @@ static int measure_kills(const struct deaths_options *options, size_t size_mib, 
     size_t kills = (options->kills + 1) / 2;
     struct kill_row row = {0};
     int r = 0;
-    if (!series_init(&row.from_kill, kills) || !series_init(&row.from_readable, kills))
+    if (!series_init(&row.from_kill, kills) || !series_init(&row.from_readable, kills) ||
+        !series_init(&row.control, kills))
         r = cox_fail(err, -ENOMEM, "no memory for samples");
     for (size_t i = 0; r == 0 && i < kills; i++)
         r = measure_kill(options, size_mib, by_call, (uint32_t)(i % options->rank_count), &row,
@@ -369,6 +391,7 @@ static int measure_kills(const struct deaths_options *options, size_t size_mib, 
                by_call ? "call" : "submit", kills);
         series_print(&row.from_kill);
         series_print(&row.from_readable);
+        series_print(&row.control);
         printf("  %5zu\n", row.wrong);
         fflush(stdout);
         if (options->json) {
@@ -378,11 +401,13 @@ static int measure_kills(const struct deaths_options *options, size_t size_mib, 
                     kills);
             series_write(options->json, "kill", &row.from_kill);
             series_write(options->json, "readable", &row.from_readable);
+            series_write(options->json, "control", &row.control);
             fprintf(options->json, ", \"wrong\": %zu}", row.wrong);
         }
     }
     series_deinit(&row.from_kill);
     series_deinit(&row.from_readable);
+    series_deinit(&row.control);
     return r;
 }
 
@@ -629,9 +654,11 @@ static int measure_all(const struct deaths_options *options, struct cox_error *e
     if (options->kills) {
         printf("a worker is killed with a request in its hand; %" PRIu32
                " ranks; us until the handler is entered (submit) or the call returns\n"
-               "%8s  %-6s  %6s  %31s  %31s  %5s\n%8s  %-6s  %6s  %9s  %9s  %9s  %9s  %9s  %9s\n",
+               "%8s  %-6s  %6s  %31s  %31s  %31s  %5s\n"
+               "%8s  %-6s  %6s  %9s  %9s  %9s  %9s  %9s  %9s  %9s  %9s  %9s\n",
                options->rank_count, "resident", "", "", "from kill()", "from its pidfd readable",
-               "wrong", "MiB", "by", "kills", "p50", "p99", "max", "p50", "p99", "max");
+               "to a thread that is woken", "wrong", "MiB", "by", "kills", "p50", "p99", "max",
+               "p50", "p99", "max", "p50", "p99", "max");
         for (size_t s = 0; r == 0 && s < options->size_count; s++)
             for (int by_call = 0; r == 0 && by_call < 2; by_call++)
                 r = measure_kills(options, options->sizes_mib[s], by_call, err);

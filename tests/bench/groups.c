@@ -3,7 +3,6 @@
 #include <stdio.h>
 
 #include "measure.h"
-#include "process.h"
 
 #define BYTES 4096
 #define REPLY_BYTES 256
@@ -23,13 +22,8 @@ static json_t *row_new(const char *section, const char *kind, enum placement pla
 static void start_kind(const struct bench *bench, const struct kind *kind, enum placement placement,
                        uint32_t rank_count, struct process *process)
 {
-    struct subject_words words;
-    subject_words(bench, kind, rank_count, BYTES, REPLY_BYTES, &words);
-    *process = (struct process){.in_fd = -1, .out_fd = -1};
-    if (budget_may_start(&bench->budget))
-        process_start(words.argv, kind->spins_idle, placement, bench->budget.cell_ns, process);
-    else
-        process_give_up(process);
+    bench_start(bench, kind, placement, rank_count, BYTES, REPLY_BYTES, process);
+    process_await(process, kind->spins_idle);
 }
 
 /* Appends the row, unless the subject has failed: then it says why. Returns whether there are
@@ -50,7 +44,7 @@ static bool row_end(struct bench *bench, json_t *row, const struct process *proc
 static void rate_of(struct bench *bench, const struct kind *kind, enum placement placement,
                     uint32_t rank_count)
 {
-    const size_t count = bench->quick ? RATE / 10 : bench->brief ? RATE / 4 : RATE * 2;
+    const size_t count = bench->quick ? RATE / 10 : bench->brief ? RATE / 8 : RATE * 2;
     struct process process;
     struct procfs_usage begin, end;
     json_t *row = row_new("rate", kind->name, placement, rank_count);
@@ -78,28 +72,22 @@ static void rate_of(struct bench *bench, const struct kind *kind, enum placement
     process_free(&process);
 }
 
-/* parts: so many calls as this one, from it on, has the section. */
 static void each_kind(struct bench *bench, const char *const *kinds, enum placement placement,
-                      uint32_t rank_count, size_t parts,
+                      uint32_t rank_count,
                       void (*measure)(struct bench *bench, const struct kind *kind,
                                       enum placement placement, uint32_t rank_count))
 {
-    size_t count = 0;
-    while (kinds[count])
-        count++;
-    for (size_t i = 0; i < count; i++) {
-        budget_cell(&bench->budget, parts * count - i);
+    for (size_t i = 0; kinds[i]; i++)
         if (name_chosen(bench->kinds, kinds[i]))
             measure(bench, kind_find(kinds[i]), placement, rank_count);
-    }
     fflush(stdout);
 }
 
 void groups_rate(struct bench *bench, const char *const *kinds, enum placement placement,
-                 uint32_t rank_count, size_t parts)
+                 uint32_t rank_count)
 {
     printf("\n%d rounds a second of %d bytes, %s\n", RATE, BYTES, placement_text(placement));
-    each_kind(bench, kinds, placement, rank_count, parts, rate_of);
+    each_kind(bench, kinds, placement, rank_count, rate_of);
 }
 
 static void idle_of(struct bench *bench, const struct kind *kind, enum placement placement,
@@ -133,7 +121,7 @@ static void idle_of(struct bench *bench, const struct kind *kind, enum placement
 void groups_idle(struct bench *bench, uint32_t rank_count)
 {
     printf("\nNothing asked, after 100 rounds\n");
-    each_kind(bench, kinds_of_idle, PLACEMENT_FREE, rank_count, 1, idle_of);
+    each_kind(bench, kinds_of_idle, PLACEMENT_FREE, rank_count, idle_of);
 }
 
 static void start_of(struct bench *bench, const struct kind *kind, enum placement placement,
@@ -171,9 +159,9 @@ static void start_of(struct bench *bench, const struct kind *kind, enum placemen
             row_figure(row, "shared_kib"));
 }
 
-void groups_start(struct bench *bench, uint32_t rank_count, size_t parts)
+void groups_start(struct bench *bench, uint32_t rank_count)
 {
-    each_kind(bench, kinds_of_idle, PLACEMENT_FREE, rank_count, parts, start_of);
+    each_kind(bench, kinds_of_idle, PLACEMENT_FREE, rank_count, start_of);
 }
 
 static void allocations_of(struct bench *bench, const struct kind *kind, enum placement placement,
@@ -200,5 +188,5 @@ static void allocations_of(struct bench *bench, const struct kind *kind, enum pl
 void groups_allocations(struct bench *bench, uint32_t rank_count)
 {
     printf("\nCalls of the allocator, in coordinator and workers, after 100 rounds\n");
-    each_kind(bench, kinds_of_allocations, PLACEMENT_FREE, rank_count, 1, allocations_of);
+    each_kind(bench, kinds_of_allocations, PLACEMENT_FREE, rank_count, allocations_of);
 }

@@ -12,7 +12,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "budget.h"
 #include "measure.h"
 
 #define START_TIMEOUT_MS 60000
@@ -37,7 +36,7 @@ static bool fail(struct process *process, const char *format, ...)
 
 void process_give_up(struct process *process)
 {
-    fail(process, BUDGET_OVER);
+    fail(process, PROCESS_OVER);
     process->state = PROCESS_LATE;
 }
 
@@ -131,11 +130,12 @@ static void exec_child(const char *const *argv, enum placement placement, pid_t 
     _exit(127);
 }
 
-void process_start(const char *const *argv, bool spins_idle, enum placement placement,
-                   uint64_t until_ns, struct process *process)
+void process_start(const char *const *argv, enum placement placement, uint64_t until_ns,
+                   struct process *process)
 {
     int in[2] = {-1, -1}, out[2] = {-1, -1};
-    *process = (struct process){.in_fd = -1, .out_fd = -1, .until_ns = until_ns};
+    *process =
+        (struct process){.in_fd = -1, .out_fd = -1, .placement = placement, .until_ns = until_ns};
     if (access(argv[0], X_OK) < 0) {
         process->state = PROCESS_SKIPPED;
         snprintf(process->text, sizeof process->text, "not built");
@@ -156,14 +156,19 @@ void process_start(const char *const *argv, bool spins_idle, enum placement plac
     if (process->pid < 0) {
         process->pid = 0;
         fail(process, "fork: %s", strerror(errno));
-        return;
     }
+}
+
+void process_await(struct process *process, bool spins_idle)
+{
+    if (process->state != PROCESS_READY)
+        return;
     if (!answer_is(process, "ready", START_TIMEOUT_MS)) {
         process_free(process);
         return;
     }
     procfs_tree(process->pid, &process->tree);
-    if (placement == PLACEMENT_APART)
+    if (process->placement == PLACEMENT_APART)
         procfs_descendants(&process->tree, placement_separate);
     process->processors = procfs_processors(&process->tree);
     for (int i = 0; spins_idle && i < SPIN_LOOKS; i++) {
@@ -186,13 +191,18 @@ static bool reap(struct process *process, int timeout_ms)
     }
 }
 
+void process_quit(struct process *process)
+{
+    process_resume(process);
+    if (process->in_fd >= 0) /* the end of its input, which a line may not have reached */
+        close(process->in_fd);
+    process->in_fd = -1;
+}
+
 void process_free(struct process *process)
 {
+    process_quit(process);
     if (process->pid > 0) {
-        process_resume(process);
-        if (process->in_fd >= 0) /* the end of its input, which quit may not have reached */
-            close(process->in_fd);
-        process->in_fd = -1;
         const bool late = process->state == PROCESS_LATE || measure_now_ns() >= process->until_ns;
         if (process->state == PROCESS_FAILED ||
             !reap(process, late ? LATE_QUIT_TIMEOUT_MS : QUIT_TIMEOUT_MS)) {
@@ -201,11 +211,9 @@ void process_free(struct process *process)
         }
         process->pid = 0;
     }
-    if (process->in_fd >= 0)
-        close(process->in_fd);
     if (process->out_fd >= 0)
         close(process->out_fd);
-    process->in_fd = process->out_fd = -1;
+    process->out_fd = -1;
 }
 
 void process_pause(struct process *process)

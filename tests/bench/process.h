@@ -2,8 +2,8 @@
  * process: a subject (subject.h) from the conductor's side.
  *
  * One thread. Ownership: the caller's, until free, which ends it and everything that it started.
- * Blocks: every verb until it is answered, or its time is over, which the subject does not survive:
- *   its own, or the time at which its cell has to be over.
+ * Blocks: every verb but start and quit, until it is answered, or its time is over, which the
+ *   subject does not survive: its own, or the time at which the run has to be over.
  * If the conductor dies: the kernel kills the subject, and with it what it started.
  */
 #ifndef BENCH_PROCESS_H
@@ -19,8 +19,11 @@ enum process_state {
     PROCESS_READY,
     PROCESS_SKIPPED, /* it cannot run here, or is not built; text says why */
     PROCESS_FAILED,  /* it died, or said so; text says why */
-    PROCESS_LATE,    /* the budget's time was over; text says so */
+    PROCESS_LATE,    /* the time of the run was over; text says so */
 };
+
+/* What a row says that had no time. */
+#define PROCESS_OVER "no time left"
 
 struct process {
     pid_t pid;
@@ -34,17 +37,22 @@ struct process {
     /* that any of them may run on */
     int processors;
     bool stopped;
-    /* when its cell has to be over */
+    enum placement placement;
+    /* when the run has to be over */
     uint64_t until_ns;
     char text[512];
 };
 
-/* argv is NULL-terminated. until_ns: UINT64_MAX: there is no such time. What went wrong is in the
- * state. */
-void process_start(const char *const *argv, bool spins_idle, enum placement placement,
-                   uint64_t until_ns, struct process *process);
-/* What was not started, or is not asked any more: the budget's time is over. */
+/* Starts it; several may start at the same time. argv is NULL-terminated. until_ns: UINT64_MAX:
+ * there is no such time. What went wrong is in the state. */
+void process_start(const char *const *argv, enum placement placement, uint64_t until_ns,
+                   struct process *process);
+/* Returns when it is ready, or has failed. */
+void process_await(struct process *process, bool spins_idle);
+/* What was not started, or is not asked any more: the time of the run is over. */
 void process_give_up(struct process *process);
+/* It ends; free waits for that. */
+void process_quit(struct process *process);
 void process_free(struct process *process); /* idempotent */
 
 /* Stops those of its processes that spin while idle, and no other: a launcher would forward our

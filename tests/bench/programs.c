@@ -31,7 +31,7 @@ static const struct program programs[] = {
      "A worker dies",
      "coxswain-deaths",
      PLACEMENT_FREE,
-     {"--kills", "200", "--coordinators", "0", "--sizes", "0,64", NULL},
+     {"--kills", "1000", "--coordinators", "0", "--sizes", "0,64", NULL},
      {"--kills", "20", "--coordinators", "0", "--sizes", "0,64", NULL},
      {"--kills", "4", "--coordinators", "0", "--sizes", "0", NULL}},
     {"deadlines",
@@ -39,7 +39,7 @@ static const struct program programs[] = {
      "coxswain-deadlines",
      PLACEMENT_FREE,
      {"--samples", "500", NULL},
-     {"--samples", "50", NULL},
+     {"--samples", "20", NULL},
      {"--samples", "4", NULL}},
     {"replace",
      "A rank is replaced",
@@ -53,14 +53,14 @@ static const struct program programs[] = {
      "coxswain-ranks",
      PLACEMENT_FREE,
      {"--ranks", "2,4,8,16", "--rounds", "200", "--slices", "9", NULL},
-     {"--ranks", "2,4,8,16", "--rounds", "50", "--slices", "3", NULL},
+     {"--ranks", "2,4,8,16", "--rounds", "20", "--slices", "3", NULL},
      {"--ranks", "8", "--rounds", "5", "--slices", "1", NULL}},
     {"ranks",
      "Ranks among themselves",
      "coxswain-ranks",
      PLACEMENT_ONE,
      {"--ranks", "8", "--rounds", "200", "--slices", "9", NULL},
-     {"--ranks", "8", "--rounds", "50", "--slices", "3", NULL},
+     {"--ranks", "8", "--rounds", "20", "--slices", "3", NULL},
      {"--ranks", "8", "--rounds", "5", "--slices", "1", NULL}},
     {"pull",
      "KV blocks are pulled",
@@ -75,17 +75,19 @@ static const struct program programs[] = {
      "share.py",
      PLACEMENT_FREE,
      {NULL},
-     {"--quick", NULL},
-     {"--quick", NULL}},
+     {"--prompts", "24", "--runs", "1", NULL},
+     {"--ranks", "1,4", "--prompts", "24", "--runs", "1", NULL}},
 };
 
-/* Returns the status, or -errno. -ETIME: the section's time was over, and it was killed. */
-static int run_and_wait(const char *const *argv, enum placement placement,
-                        const struct budget *budget)
+/* Returns the status, or -errno. -ETIME: the time of the run was over, and it was killed. */
+static int run_and_wait(const struct bench *bench, const char *const *argv,
+                        enum placement placement)
 {
     int status;
     struct procfs_tree tree;
     const pid_t parent = getpid();
+    if (bench_is_over(bench))
+        return -ETIME;
     fflush(stdout);
     pid_t pid = fork();
     if (pid == 0) {
@@ -97,12 +99,12 @@ static int run_and_wait(const char *const *argv, enum placement placement,
     if (pid < 0)
         return -errno;
     for (;;) {
-        const pid_t ended = waitpid(pid, &status, budget->cell_ns == UINT64_MAX ? 0 : WNOHANG);
+        const pid_t ended = waitpid(pid, &status, bench->end_ns == UINT64_MAX ? 0 : WNOHANG);
         if (ended == pid)
             return status;
         if (ended < 0 && errno != EINTR)
             return -errno;
-        if (ended == 0 && budget_is_over(budget)) {
+        if (ended == 0 && bench_is_over(bench)) {
             procfs_tree(pid, &tree);
             procfs_end(&tree);
             return -ETIME;
@@ -112,20 +114,28 @@ static int run_and_wait(const char *const *argv, enum placement placement,
     }
 }
 
-/* json: given. The rows of a program that has run before are added to those. */
-static void rows_add(struct bench *bench, const struct program *program, json_t *json)
+/* Those of a program that has run before stay. json: given; NULL: there are none, text says why. */
+static void rows_add(struct bench *bench, const struct program *program, json_t *json,
+                     const char *text)
 {
     size_t i;
-    json_t *row, *rows = json_object_get(json, "rows");
-    json_t *before = json_object_get(json_object_get(bench->root, program->name), "rows");
+    json_t *row, *own = json_object_get(bench->root, program->name);
+    json_t *rows = json_object_get(json, "rows");
     json_array_foreach(rows, i, row)
         json_object_set_new(row, "placement", json_string(placement_name(program->placement)));
-    if (before) {
-        json_array_extend(before, rows);
-        json_decref(json);
-    } else {
-        json_object_set_new(bench->root, program->name, json);
+    if (json && !own) {
+        json_object_set(bench->root, program->name, json);
+    } else if (!own) {
+        own = json_pack("{s:[]}", "rows");
+        json_object_set_new(bench->root, program->name, own);
+    } else if (rows) {
+        json_array_extend(json_object_get(own, "rows"), rows);
     }
+    if (!json) {
+        fprintf(stderr, "coxswain-bench: %s: %s\n", program->file, text);
+        json_object_set_new(own, "missing", json_string(text));
+    }
+    json_decref(json);
 }
 
 static void program_run(struct bench *bench, const struct program *program)
@@ -139,7 +149,6 @@ static void program_run(struct bench *bench, const struct program *program)
     snprintf(path, sizeof path, "%s/%s", bench->folder, program->file);
     if (access(path, X_OK) < 0)
         return;
-    budget_section(&bench->budget, program->name, bench->sections);
     int fd = memfd_create("coxswain-bench-json", 0); /* inherited under its number */
     if (fd < 0)
         return;
@@ -153,19 +162,14 @@ static void program_run(struct bench *bench, const struct program *program)
     fprintf(stderr, "coxswain-bench: %s, after %.0f s\n", program->name,
             (double)(measure_now_ns() - bench->begin_ns) / 1e9);
     printf("\n%s, %s\n", program->title, placement_text(program->placement));
-    int status = run_and_wait(argv, program->placement, &bench->budget);
-    if (status == -ETIME) {
-        fprintf(stderr, "coxswain-bench: %s: %s\n", program->file, BUDGET_OVER);
-    } else if (status) {
-        fprintf(stderr, "coxswain-bench: %s: failed (status %d)\n", program->file, status);
-    } else {
-        json_error_t error;
-        json_t *json = json_load_file(json_path, 0, &error);
-        if (json)
-            rows_add(bench, program, json);
-        else
-            fprintf(stderr, "coxswain-bench: %s: %s\n", program->file, error.text);
-    }
+    json_error_t error = {.text = PROCESS_OVER};
+    json_t *json = NULL;
+    const int status = run_and_wait(bench, argv, program->placement);
+    if (status == 0)
+        json = json_load_file(json_path, 0, &error);
+    else if (status != -ETIME)
+        snprintf(error.text, sizeof error.text, "failed (status %d)", status);
+    rows_add(bench, program, json, error.text);
     close(fd);
 }
 

@@ -9,7 +9,8 @@
 
 #include "cells.h"
 
-/* "deaths", "replace", "ranks", "pull", "model". */
+/* "deaths", "deadlines", "replace", "ranks", "pull", "model". One that has no time, or fails, says so
+ * beside its rows (missing). */
 void programs_run(struct bench *bench);
 
 #endif

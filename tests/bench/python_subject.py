@@ -18,7 +18,6 @@ and for a peer that it lacks the first that has it.
 
 import argparse
 import array
-import asyncio
 import ctypes
 import importlib
 import importlib.util
@@ -46,6 +45,7 @@ if ELSEWHERE and "--by" in sys.argv:
         os.execv(ELSEWHERE[0], [ELSEWHERE[0], os.path.abspath(__file__), *sys.argv[1:]])
 os.environ.pop("COXSWAIN_BENCH_PYTHON", None)
 sys.path.insert(0, os.path.join(BIN, "..", "python"))
+sys.dont_write_bytecode = False  # of the package, which would take each subject longer than all else
 
 try:
     import numpy
@@ -175,22 +175,35 @@ def load_of(options):
 
 class Group:
     def __init__(self, options):
+        self.load = Load(options)
+        self.start(options, [COXSWAIN_WORDS, str(options.bytes), str(options.reply_bytes)])
+
+    def start(self, options, words, **more):
+        """Workers in Python are forked by a server that has what they import, as the peers' are."""
         import coxswain
+        from coxswain._internal.fork_server import ForkServer
 
         program = [sys.executable, os.path.abspath(__file__)]
         if options.workers == "c":
             program = [os.path.join(BIN, "coxswain-bench")]
-        self.load = Load(options)
+        self.server = None
+        if options.workers == "python":
+            self.server = ForkServer([], "__main__:worker_main", [words], fork=True)
         self.group = coxswain.Group(
-            program + [WORKER_FLAG, COXSWAIN_WORDS, str(options.bytes), str(options.reply_bytes)],
+            [*program, WORKER_FLAG, *words],
             options.ranks,
             attach=options.attach,
             on_line=lambda rank, line: print(f"[rank {rank}] {line}", file=sys.stderr),
+            **more,
         )
+        if self.server:
+            self.group._fork_from([self.server.fileno()] * options.ranks)
         self.group.start()
 
     def stop(self):
         self.group.stop()
+        if self.server:
+            self.server.stop()
 
 
 class Call(Group):
@@ -202,11 +215,8 @@ class Small(Group):
     """As Call, with bytes of the size of the objects."""
 
     def __init__(self, options):
-        import coxswain
-
         self.load = SmallLoad(options)
-        program = [sys.executable, os.path.abspath(__file__), WORKER_FLAG, "echo"]
-        self.group = coxswain.Group(program, options.ranks, attach=options.attach).start()
+        self.start(options, ["echo"])
 
     def round(self, request):
         return self.group.call(request)
@@ -214,13 +224,8 @@ class Small(Group):
 
 class Method(Group):
     def __init__(self, options):
-        import coxswain
-
         self.load = load_of(options)
-        program = [sys.executable, os.path.abspath(__file__), WORKER_FLAG, "methods"]
-        self.group = coxswain.Group(
-            program, options.ranks, attach=options.attach, codec="pickle"
-        ).start()
+        self.start(options, ["methods"], codec="pickle")
 
     def round(self, request):
         name, args, kwargs = request
@@ -254,6 +259,8 @@ class Submit(Group):
 
 class Await(Group):
     def __init__(self, options):
+        import asyncio  # which the others' subjects need not wait for
+
         super().__init__(options)
         self.loop = asyncio.new_event_loop()
 

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """What the shipped model's steps spend in the channel and in the rank group, and tokens a second.
 
-usage: share.py [--quick] [--json FILE]
+usage: share.py [--ranks LIST] [--prompts N] [--runs N] [--json FILE]
 
 Runs `coxswain generate`, which lies beside this script, interleaved over numbers of ranks; every figure is the median
 over runs.
@@ -55,14 +55,15 @@ def text_of(value, scale, width):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--ranks", type=lambda text: [int(ranks) for ranks in text.split(",")], default=[1, 2, 4, 8])
+    parser.add_argument("--prompts", type=int, default=400)
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json")
     options = parser.parse_args()
-    cells = (1, 4) if options.quick else (1, 2, 4, 8)
-    text = prompts(24 if options.quick else 400)
-    runs = {ranks: [] for ranks in cells}
-    for run in range(1 if options.quick else 3):
-        for ranks in cells:
+    text = prompts(options.prompts)
+    runs = {ranks: [] for ranks in options.ranks}
+    for run in range(options.runs):
+        for ranks in options.ranks:
             print(f"generate, run {run + 1}: {ranks} ranks", file=sys.stderr)
             runs[ranks].append(generate(ranks, text))
 
@@ -70,7 +71,7 @@ def main():
           f"{'ranks':>5}  {'tokens/s':>9} {'step p50 us':>12} {'channel p50 us':>15} {'channel p50 %':>14} "
           f"{'channel %':>10} {'group %':>8} {'waiting %':>10}")
     rows = []
-    for ranks in cells:
+    for ranks in options.ranks:
         row = {name: median([one[name] for one in runs[ranks]]) for name in runs[ranks][0]}
         # The only mode that generate has; earlier measurements have rows without the overlap of steps, too.
         rows.append({"ranks": ranks, "async": "on", **row, "runs": runs[ranks]})

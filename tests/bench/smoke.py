@@ -39,7 +39,7 @@ TARGETS = [f"{name}, {placement}".replace("{by the floors}", ", by the floors" i
     "N = 1 with a free core, sealed",
     "N = 1 with busy cores, by the same that does not spin",
     "synchronous call beside submit, sealed, N = 4",
-    "two busy loops beside, N = 8, by quiet",
+    "two busy loops beside, N = 8, by the floors beside them",
     "wake-ups of an idle group, N = 8",
     "shared memory reserved, N = 8, defaults",
     "pidfd readable to error at the caller, p99",
@@ -65,6 +65,7 @@ SECTIONS = {"free": ["bytes", "call", "per-rank", "per-byte", "one", "steps", "d
 # Of the section: those that need a peer of PyPI may be missing, and all where the package is not built.
 PYTHON = ["named-collect", "sealed-collect", "py-call-c", "py-submit-c", "py-call", "py-submit", "py-await",
           "py-call-sealed", "py-pipe", "py-zmq", "py-vllm", "pickle"]
+OVER = "no time left"
 PROGRAMS = ["deaths", "deadlines", "replace", "ranks", "pull", "model"]
 # What the quick run measures of each row that was measured at all.
 FIGURES = ["p50_us", "p99_us", "mean_us", "cpu_us", "sleeps", "preempted", "runs", "rounds", "pairs"]
@@ -81,46 +82,46 @@ def check_machine(machine):
     assert machine.get("commit") == (git.stdout.strip() if git.returncode == 0 else None), machine
 
 
-def check_brief():
-    """A brief run starts no peer that takes seconds to start; it says so."""
-    slow = ["py-ray-object", "py-vllm-object"]
+def run(*words):
+    """The JSON of a run, whose rows are counted as they are."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        words = ["--brief", "--sections", "python", "--kinds", ",".join(slow), "--json", file.name]
-        status = subprocess.run([sys.argv[1], *words], stdout=subprocess.DEVNULL).returncode
-        assert status == 0, f"a brief run has failed with {status}"
+        status = subprocess.run([sys.argv[1], *words, "--json", file.name]).returncode
+        assert status == 0, f"{words}: the bench has failed with {status}"
         bench = json.load(open(file.name))
     check_machine(bench["machine"])
-    rows = [(row["kind"], row.get("missing")) for row in bench["rows"]]
-    assert set(rows) == {(kind, "not in a brief run") for kind in slow}, rows
+    missing = [part["missing"] for part in [*bench["rows"], *(bench.get(name, {}) for name in PROGRAMS)] if "missing" in part]
+    assert bench["counts"] == {"rows": len(bench["rows"]), "late": missing.count(OVER), "missing": len(missing) - missing.count(OVER)}, \
+        f"{words}: counted wrongly: {bench['counts']}"
+    return bench
+
+
+def check_brief():
+    """A brief run has a figure in every row for which there is time; of peers that take seconds to start it says that."""
+    bench = run("--brief", "--sections", "one,allocations,python", "--kinds", "futex,sealed,py-ray-object,py-vllm-object")
+    assert bench["counts"]["late"] == 0, bench["counts"]
+    missing = {(row["kind"], row.get("missing")) for row in bench["rows"] if row["section"].startswith("python")}
+    assert missing == {(kind, "not in a brief run") for kind in ("py-ray-object", "py-vllm-object")}, missing
+    assert all("p50_us" in row or "allocations" in row for row in bench["rows"] if not row["section"].startswith("python")), bench["rows"]
 
 
 def check_budget():
-    """What has no time left is a row that says so, and no failure."""
-    over = "no time left in a brief run"
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        words = ["--brief", "--budget", "1", "--sections", "bytes,rate,start", "--kinds", "semaphore,named", "--json", file.name]
-        status = subprocess.run([sys.argv[1], *words], stdout=subprocess.DEVNULL).returncode
-        assert status == 0, f"a run without time has failed with {status}"
-        bench = json.load(open(file.name))
-    rows = [row for row in bench["rows"] if row["section"] == "bytes"]
-    found = {(row["ranks"], row["bytes"], row["kind"], row["busy"]) for row in rows}
-    wanted = {(ranks, size, kind, busy) for ranks in (1, 2, 4, 8, 16, 32) for size in (4096, 65536, 1 << 20, 64 << 20)
-              for kind in ("semaphore", "named") for busy in (False, True)}
-    assert found == wanted, found ^ wanted
-    missing = {row["missing"] for row in bench["rows"] if "missing" in row}
-    assert missing == {over}, f"rows without time say {missing}"
+    """A run without time has every row, brief or not, and each that has no figure says so."""
+    found = []
+    for words in [], ["--brief"]:
+        bench = run(*words, "--budget", "1")
+        assert bench["counts"]["late"] > 1000, bench["counts"]
+        assert all(bench[program].get("missing") == OVER for program in PROGRAMS), bench
+        rows = [row for row in bench["rows"] if "p50_us" in row or "missing" in row or row["section"] in ("idle", "allocations", "start")]
+        found.append({tuple(row[name] for name in ("section", "kind", "placement", "ranks", "bytes", "busy")) for row in rows})
+    assert found[0] == found[1], found[0] ^ found[1]
 
 
 def main():
     check_brief()
     check_budget()
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        # All of ours; peers are subjects of their own, and have their own test.
-        status = subprocess.run([sys.argv[1], "--quick", "--json", file.name]).returncode
-        assert status == 0, f"the bench has failed with {status}"
-        bench = json.load(open(file.name))
-
-    check_machine(bench["machine"])
+    # All of ours; peers are subjects of their own, and have their own test.
+    bench = run("--quick")
+    assert bench["counts"]["late"] == 0, bench["counts"]
     names = [target["name"] for target in bench["targets"]]
     assert names == TARGETS, f"other targets than expected: {set(names) ^ set(TARGETS)}"
     for target in bench["targets"]:
