@@ -153,7 +153,7 @@ static void make_brief(struct bench *bench)
     bench->brief = true;
     bench->budget_s = bench->budget_s ? bench->budget_s : BRIEF_BUDGET_S;
     bench->pairs = 3;
-    bench->slice_ms = 4;
+    bench->slice_ms = 3;
 }
 
 /* Returns -1 to go on, or the exit status. */
