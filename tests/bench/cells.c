@@ -383,9 +383,12 @@ static void batch_run(struct bench *bench, const struct cell *cell, struct membe
         member->reply_bytes = kind->reply_bytes ? kind->reply_bytes : cell->reply_bytes;
         bench_start(bench, kind, cell->placement, cell->rank_count, member->bytes,
                     member->reply_bytes, &member->process);
+        if (kind->starts_slowly) /* and would not be ready in time beside another such one */
+            process_await(&member->process, kind->spins_idle);
     }
     for (size_t i = 0; i < count; i++)
-        process_await(&members[i].process, members[i].kind->spins_idle);
+        if (!members[i].kind->starts_slowly)
+            process_await(&members[i].process, members[i].kind->spins_idle);
     batch_pass(&batch, false);
     if (cell->busy)
         batch_pass(&batch, true);
