@@ -541,8 +541,12 @@ class Mpi:
             for fd in range(3):
                 os.dup2(null, fd)
             os.read(reader, 1)
-            for _ in range(20):  # its launcher ends a little later, and makes files until then
-                shutil.rmtree(folder, ignore_errors=True)
+            # Its launcher ends later, on a busy machine by seconds, and makes files until then.
+            last_seen = time.monotonic()
+            while time.monotonic() < last_seen + 5:
+                if os.path.exists(folder):
+                    last_seen = time.monotonic()
+                    shutil.rmtree(folder, ignore_errors=True)
                 time.sleep(0.1)
             os._exit(0)
         os.close(reader)
