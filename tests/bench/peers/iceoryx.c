@@ -318,6 +318,7 @@ static int system_open(struct system *system, struct cox_error *err)
         r = roudi_start(system, err);
     if (r == 0)
         r = workers_start(&system->workers, system->options.rank_count, worker_main, system, err);
+    workers_go(&system->workers);
     if (r == 0 && !side_init(&system->side, &system->names, system->options.rank_count, "requests",
                              "replies"))
         r = cox_fail(err, -EIO, "no way into iceoryx");

@@ -74,7 +74,6 @@ static const char *worker_main(const void *context, uint32_t rank)
     int r = nng_respondent0_open(&socket);
     if (r == 0)
         r = nng_socket_set_size(socket, NNG_OPT_RECVMAXSZ, 0);
-    /* It does not wait: tries again until the surveyor listens. */
     if (r == 0)
         r = nng_dial(socket, survey->url, NULL, NNG_FLAG_NONBLOCK);
     if (r == 0)
@@ -185,6 +184,7 @@ static int survey_start(const struct subject_options *options, void **ret_subjec
     int r = workers_start(&survey->workers, options->rank_count, worker_main, survey, err);
     if (r == 0)
         r = survey_open(survey, err);
+    workers_go(&survey->workers);
     if (r == 0)
         r = greet(survey, err);
     if (r) {

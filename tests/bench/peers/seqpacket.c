@@ -193,6 +193,7 @@ static int pairs_start(const struct subject_options *options, void **ret_subject
         pairs_stop(pairs);
         return r;
     }
+    workers_go(&pairs->workers);
     for (uint32_t rank = 0; rank < count; rank++) {
         close(pairs->fds[rank][1]);
         pairs->fds[rank][1] = -1;

@@ -144,7 +144,6 @@ static int broker_start(const struct subject_options *options, void **ret_subjec
     snprintf(broker->requests, sizeof broker->requests, "ipc://@coxswain-bench-%d-requests",
              getpid());
     snprintf(broker->replies, sizeof broker->replies, "ipc://@coxswain-bench-%d-replies", getpid());
-    /* They reconnect until the coordinator has bound. */
     int r = workers_start(&broker->workers, options->rank_count, worker_main, broker, err);
     if (r == 0) {
         broker->context = zmq_ctx_new();
@@ -155,6 +154,7 @@ static int broker_start(const struct subject_options *options, void **ret_subjec
             zmq_bind(broker->puller, broker->replies) < 0)
             r = cox_fail(err, -errno, "binding: %s", zmq_strerror(errno));
     }
+    workers_go(&broker->workers);
     if (r == 0)
         r = greet(broker, err);
     if (r) {
