@@ -31,7 +31,9 @@
  * cold. Rests are counted in time, not in waits: where short and long waits alternate, the rest
  * after a long wait in vain is over before the long wait is. A wait that is cut into several calls,
  * so that Python runs its signal handlers in between, is one wait (cox_spin_once): else an idle
- * second would double the rest ten times.
+ * second would double the rest ten times. A thread whose last wait began COX_SPIN_IDLE_NS ago was
+ * idle, and begins anew: what interrupted its spin may be past. A rank that is idle while an
+ * interpreter starts would rest for 4 s otherwise, through the whole next burst of requests.
  *
  * The budget covers the 50 to 100 us of Python between two requests of a coordinator in Python. An
  * idle group spins for one budget, and then blocks. Measured on an idle virtual machine with two
@@ -76,6 +78,8 @@ uint32_t cox_spin_budget_ns(enum cox_spin spin);
 #define COX_SPIN_DOUBLINGS 10
 /* So many budgets a spin may take that finds it after all, and is not in vain: participants ran. */
 #define COX_SPIN_LATE_FACTOR 4
+/* Twice the time after which a wait for a reply is cut. */
+#define COX_SPIN_IDLE_NS (100 * COX_NSEC_PER_MSEC)
 /* Limit of a rest, if a spin took very long: the process was stopped, or throttled. */
 #define COX_SPIN_REST_MAX_NS (4 * COX_NSEC_PER_SEC)
 
@@ -85,6 +89,8 @@ struct cox_spinner {
     uint32_t vain;
     /* waits before this time block at once */
     uint64_t rest_until_ns;
+    /* when the last wait began */
+    uint64_t last_ns;
     /* waits that ended without blocking; for display */
     uint64_t found;
     /* of cox_spin_once: what the last spin in vain waited for; 0: none */
@@ -121,6 +127,9 @@ static inline bool cox_spin_until(struct cox_spinner *spinner, bool (*there)(con
     if (spinner->budget_ns == 0)
         return false;
     const uint64_t begin = cox_now_ns();
+    if (begin - spinner->last_ns > COX_SPIN_IDLE_NS)
+        spinner->rest_until_ns = spinner->vain = 0;
+    spinner->last_ns = begin;
     if (begin < spinner->rest_until_ns || begin >= deadline_ns)
         return false;
     uint64_t now = begin;

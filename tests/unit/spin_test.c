@@ -111,12 +111,28 @@ PLAIN_TEST(what_comes_after_the_budget_is_found_and_makes_a_waiter_rest_if_it_to
 
 PLAIN_TEST(a_waiter_that_rests_blocks_at_once)
 {
-    struct cox_spinner spinner = {.budget_ns = UINT32_MAX, .rest_until_ns = UINT64_MAX};
+    struct cox_spinner spinner = {
+        .budget_ns = UINT32_MAX, .rest_until_ns = UINT64_MAX, .last_ns = cox_now_ns()};
     struct look l;
     assert_false(wait_once(&spinner, &l, 1));
     assert_int_equal(l.count, 0);
     spinner.rest_until_ns = cox_now_ns();
     assert_true(wait_once(&spinner, &l, 1));
+}
+
+/* Whatever has interrupted its spin. */
+PLAIN_TEST(a_waiter_that_was_idle_does_not_rest)
+{
+    struct look own = {0}, *l = &own;
+    struct cox_spinner spinner = {.budget_ns = COX_SPIN_AUTO_NS};
+    assert_false(cox_spin_once(&spinner, 1, look_long, &l, COX_DEADLINE_NEVER));
+    assert_true(spinner.rest_until_ns > cox_now_ns() + COX_NSEC_PER_SEC);
+    spinner.budget_ns = UINT32_MAX;
+    spinner.last_ns -= COX_SPIN_IDLE_NS;
+    own = (struct look){.there = 2};
+    assert_true(cox_spin_once(&spinner, 2, look, &l, COX_DEADLINE_NEVER));
+    assert_int_equal(spinner.rest_until_ns, 0);
+    assert_int_equal(spinner.vain, 0);
 }
 
 /* However short its rest would be. */
@@ -133,7 +149,8 @@ PLAIN_TEST(a_wait_in_several_calls_spins_in_vain_once)
         assert_int_equal(own.count, COX_SPIN_LOOKS + 1);
     }
     /* What is found is no spin in vain, and nor is a wait that rests. */
-    spinner = (struct cox_spinner){.budget_ns = UINT32_MAX, .rest_until_ns = UINT64_MAX};
+    spinner = (struct cox_spinner){
+        .budget_ns = UINT32_MAX, .rest_until_ns = UINT64_MAX, .last_ns = cox_now_ns()};
     assert_false(cox_spin_once(&spinner, 4, look, &l, COX_DEADLINE_NEVER));
     spinner.rest_until_ns = 0;
     for (int call = 0; call < 3; call++) {
