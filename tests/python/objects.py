@@ -1,5 +1,6 @@
 """Worker objects for test_objects.py, and what their methods raise."""
 
+import enum
 import gc
 import os
 import resource
@@ -11,6 +12,14 @@ import weakref
 import coxswain
 
 LIMIT = 5
+
+
+class Number(int):
+    pass
+
+
+class Kind(enum.Enum):
+    ONE = 1
 
 
 class OwnError(Exception):
@@ -58,6 +67,9 @@ class Engine:
         return args, kwargs
 
     def same(self, value):
+        return value
+
+    def other(self, _, value):
         return value
 
     def keep(self, value):

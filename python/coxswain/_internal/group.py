@@ -56,6 +56,7 @@ _LATE = lib.COX_LATE
 _ALL = lib.COX_GATHER_ALL
 _RANK0 = lib.COX_GATHER_RANK0
 _UINTPTR = ffi.typeof("uintptr_t")
+_Message, _load_plain, _PLAIN_REPLY = _objects.Message, _objects.load_plain, _objects.PLAIN_REPLY
 # A wait in the main thread ends this often, in nanoseconds, so that Python's signal handlers run.
 # The library wakes as often while a reply is outstanding.
 _SLICE_NS = 50_000_000
@@ -1473,31 +1474,38 @@ class Group:
         self, future: Future[Any], completion: Any, status: int
     ) -> tuple[Any, Error | None, bytes | bool]:
         """What the future gets as its _result, _error and _details."""
-        is_pickled = self._codec != "bytes"
+        has_objects = self._codec != "bytes"
         if status:
             error = self._failure(completion)
-            has_detail = is_pickled and isinstance(error, RankError)
+            has_detail = has_objects and isinstance(error, RankError)
             return None, error, has_detail and _bytes_of(completion.ranks[error.rank])
-        copy = self._message_of if is_pickled else _bytes_of
+        read = self._object_of if has_objects else _bytes_of
         if future._gather == _ALL:
             ranks = ffi.unpack(completion.ranks, completion.rank_count)
             if future._ranks is not None:
                 ranks = [ranks[rank] for rank in future._ranks]
-            return list(map(copy, ranks)), None, is_pickled
+            found = list(map(read, ranks))
+            return found, None, has_objects and _Message in map(type, found)
         if future._gather == _RANK0:
-            return copy(completion.payload[0]), None, is_pickled
+            reply = read(completion.payload[0])
+            return reply, None, type(reply) is _Message
         return None, None, False
 
-    def _message_of(self, result: Any) -> bytes | bytearray | memoryview:
-        """A reply as memory of its own: of one that came out of line its own, else a copy."""
+    def _object_of(self, result: Any) -> Any:
+        """A reply: its object where it is plain, else a Message. That has memory of its own: of a
+        reply that came out of line its own, else a copy."""
         memory, size = result.bytes, result.size
+        found = _load_plain(ffi.buffer(memory, size) if size else b"", _PLAIN_REPLY)
+        if found is not NotImplemented:
+            return found
         if size > _SLOT_SIZE and lib.cox_executor_take_reply(
             self._executor, _EXECUTE, ffi.addressof(result)
         ):
             memory = ffi.gc(ffi.cast("void *", memory), lib.cox_executor_free_reply, size)
-            return memoryview(ffi.buffer(memory, size))
+            return _Message(memoryview(ffi.buffer(memory, size)))
         message: bytes = ffi.buffer(memory, size)[:] if size else b""
-        return bytearray(message) if message[-1:] == _objects.REPLY_WITH_BUFFERS else message
+        has_buffers = message[-1:] == _objects.REPLY_WITH_BUFFERS
+        return _Message(bytearray(message) if has_buffers else message)
 
     def _failure(self, completion: Any) -> Error:
         """The exception of a request that ended with another status than 0."""

@@ -1,18 +1,20 @@
 """Objects as requests and replies: methods of a worker object, which are called by name.
 
-A message is a pickle, what lies outside of it, and one byte that says what it is:
+Small plain values, as most messages are, are written and read by native/plain.c. Any other message
+is a pickle, what lies outside of it, and one byte that says what it is:
 
     pickle | buffer | ... | the sizes of these, and how many buffers | kind
 
-Buffers begin at multiples of 64 bytes, and most messages have none: then the kind follows the
-pickle. It is another byte for a request and a reply, so that a process that speaks bytes is told
-so.
+Buffers begin at multiples of 64 bytes. Where there are none, the kind follows the pickle. It is
+another byte for a request and a reply, so that a process that speaks bytes is told so.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import importlib.machinery
+import importlib.util
 import inspect
 import io
 import pickle
@@ -28,7 +30,25 @@ from .errors import Error, Invalid, RankError, StateError
 
 ffi = _native.ffi
 
-# The last byte of a message; in upper case where buffers follow the pickle.
+
+def _load_plain() -> Any:
+    """The module of plain.c, which is in the file of _native."""
+    loader = importlib.machinery.ExtensionFileLoader("coxswain._plain", _native.__file__)
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+_plain = _load_plain()
+#: dump_plain(value, kind) -> bytes, or None: not plain, or too large.
+#: load_plain(message, kind) -> the value, or NotImplemented: no plain message of this kind.
+dump_plain, load_plain = _plain.dumps, _plain.loads
+
+# The last byte of a message; as a number of plain ones.
+PLAIN_REQUEST, PLAIN_REPLY = b"ab"
+# In upper case where buffers follow the pickle.
 REQUEST, REPLY = b"q", b"r"
 # Of messages with arrays, which are views of them: they have to be in memory that can be written.
 REQUEST_WITH_BUFFERS, REPLY_WITH_BUFFERS = REQUEST.upper(), REPLY.upper()
@@ -38,9 +58,7 @@ _ALIGNMENT = 64
 # Smaller buffers are copied into the pickle.
 IN_BAND = 4096
 _WORD = struct.Struct("<Q")
-# What each call of a method uses is looked up once.
-_PLAIN_REQUEST, _PLAIN_REPLY = REQUEST[0], REPLY[0]
-_dumps, _loads, _intern, _modules = pickle.dumps, pickle.loads, sys.intern, sys.modules
+_intern = sys.intern
 # Of an error: what fits the slot of a reply with all that is beside it.
 _TEXT_SIZE, _EXCEPTION_SIZE = 16 << 10, 32 << 10
 
@@ -77,26 +95,17 @@ class Parts:
         ]
 
 
-class _Apart(Exception):
-    """Raised where a value has buffers, which may travel beside its pickle."""
+class Message:
+    """A reply that was copied, and not unpickled yet."""
 
+    __slots__ = ("memory",)
 
-def _refuse(_: pickle.PickleBuffer) -> bool:
-    raise _Apart
+    def __init__(self, memory: bytes | bytearray | memoryview) -> None:
+        self.memory = memory
 
 
 def dumps(value: Any, kind: bytes) -> bytes | Parts:
     """A message; of arrays outside of the pickle it has views. Raises what pickle raises."""
-    if "torch" not in _modules:
-        try:
-            return _dumps(value, 5, buffer_callback=_refuse) + kind
-        except _Apart:
-            pass
-    return _dumps_apart(value, kind)
-
-
-def _dumps_apart(value: Any, kind: bytes) -> bytes | Parts:
-    """As dumps, which is faster for what has no buffers."""
     buffers: list[memoryview] = []
 
     def is_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -106,10 +115,12 @@ def _dumps_apart(value: Any, kind: bytes) -> bytes | Parts:
         buffers.append(raw)
         return False
 
-    file = io.BytesIO()
-    pickler = _Pickler if "torch" in sys.modules else pickle.Pickler
-    pickler(file, 5, buffer_callback=is_in_band).dump(value)
-    pickled = file.getvalue()
+    if "torch" in sys.modules:
+        file = io.BytesIO()
+        _Pickler(file, 5, buffer_callback=is_in_band).dump(value)
+        pickled = file.getvalue()
+    else:
+        pickled = pickle.dumps(value, 5, buffer_callback=is_in_band)
     if not buffers:
         return pickled + kind
     return Parts(list(_parts(pickled, buffers, kind.upper())))
@@ -205,29 +216,30 @@ def _tensor_of(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: b
 
 def request(name: str, args: Any, kwargs: Any) -> bytes | Parts:
     """A request for a method. Raises TypeError where an argument cannot be pickled."""
-    if type(name) is not str and not isinstance(name, str):
+    call = name, args, kwargs
+    plain: bytes | None = dump_plain(call, PLAIN_REQUEST)
+    if plain and type(name) is str:
+        return plain
+    if not isinstance(name, str):
         raise TypeError(f"the method is {name!r}; it may be the name of one, as a text")
     try:
-        return dumps((name, args, kwargs), REQUEST)
+        return dumps(call, REQUEST)
     except Exception as error:
         raise TypeError(f"an argument of {name} cannot be pickled: {error}") from error
 
 
-def replies_of(
-    messages: Sequence[bytes | bytearray | memoryview], ranks: Sequence[int]
-) -> list[Any]:
-    """The objects that these ranks have replied, one for each message."""
+def replies_of(replies: Sequence[Any], ranks: Sequence[int]) -> list[Any]:
+    """What these ranks have replied, of each Message its object."""
     found: list[Any] = []
     try:
-        for message in messages:
-            plain = message and message[-1] == _PLAIN_REPLY
-            found.append(_loads(message) if plain else loads(message, REPLY))
+        for reply in replies:
+            found.append(loads(reply.memory, REPLY) if type(reply) is Message else reply)
     except Exception as error:
-        rank, size = ranks[len(found)], len(messages[len(found)])
+        rank, size = ranks[len(found)], len(replies[len(found)].memory)
         if isinstance(error, _NoObject):
             text = (
                 f"rank {rank} replied with {size} bytes that are no object: its program has to "
-                "call coxswain.serve(worker, codec='pickle')"
+                "call coxswain.serve(worker, codec='pickle'), of this version of the package"
             )
             raise _rank_error(text, rank) from None
         text = f"the reply of rank {rank} cannot be unpickled here: {error!r}"
@@ -284,17 +296,17 @@ class Methods:
         self._worker = worker
         self._is_table = isinstance(worker, Mapping)
 
-    def call(self, message: bytes | bytearray | memoryview) -> bytes | Parts:
-        """message: the rank's own; the arguments may be views of it, and the reply, too."""
-        if message and message[-1] == _PLAIN_REQUEST:
-            name, args, kwargs = _loads(message)
-        else:
-            name, args, kwargs = self._with_buffers(message)
+    def call(self, request: Any) -> bytes | Parts:
+        """The reply to a request: name, args and kwargs of a method."""
+        name, args, kwargs = request
         found: Any = None
         if not self._is_table and name[:1] != "_":
             # The cache of a type has the names that are interned.
             found = getattr(self._worker, _intern(name), None)
         result = (found if callable(found) else self._find(name))(*args, **kwargs)
+        reply: bytes | None = dump_plain(result, PLAIN_REPLY)
+        if reply:
+            return reply
         try:
             return dumps(result, REPLY)
         except Exception as error:
@@ -302,14 +314,19 @@ class Methods:
                 f"the result of {name}, of type {type(result).__name__}, cannot be pickled: {error}"
             ) from error
 
+    def call_pickled(self, message: bytes | bytearray | memoryview) -> bytes | Parts:
+        """As call, of a message: the rank's own; arguments and reply may be views of it."""
+        return self.call(self._unpickled(message))
+
     @staticmethod
-    def _with_buffers(message: bytes | bytearray | memoryview) -> Any:
+    def _unpickled(message: bytes | bytearray | memoryview) -> Any:
         try:
             return loads(message, REQUEST)
         except _NoObject:
             raise StateError(
                 f"the request is {len(message)} bytes that are no object, and this rank serves "
-                "objects: make the group with codec='pickle', and use call_method"
+                "objects: make the group with codec='pickle', and use call_method, of this version "
+                "of the package"
             ) from None
 
     def _find(self, name: str) -> Callable[..., Any]:

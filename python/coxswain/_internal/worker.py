@@ -48,6 +48,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _EXECUTE = lib.COX_CHANNEL_EXECUTE
 _OPAQUE = lib.COX_TYPE_OPAQUE
+_load_plain, _PLAIN_REQUEST = _objects.load_plain, _objects.PLAIN_REQUEST
 # A signal that comes in C just before it sleeps does not end the sleep. So the first wait of the
 # main thread ends after this long, for Python's signal handlers, and each further one after twice
 # as long: an idle rank hardly wakes, and a signal waits at most as long as the rank was idle.
@@ -637,7 +638,7 @@ class Worker:
         opaque = self._handlers.get("opaque")
         serve = self._serve
         if isinstance(opaque, _objects.Methods):
-            serve, opaque = self._serve_method, opaque.call
+            serve = self._serve_method
         self._begin_taking()
         try:
             while True:
@@ -693,17 +694,25 @@ class Worker:
             if not isinstance(error, Exception):
                 raise
 
-    def _serve_method(self, call: Callable[[Any], Any]) -> None:
-        """As _serve, by the method `call` of Methods, which gets a copy of the request."""
+    def _serve_method(self, methods: _objects.Methods) -> None:
+        """As _serve, by a method of the worker object, which gets a copy of the request."""
         native = self._request
         sequence, size = native.sequence, native.size
+        reply: Any
         try:
             lent = ffi.buffer(native.bytes, size) if size else b""
-            if size > _objects.IN_BAND and lent[-1:] == _objects.REQUEST_WITH_BUFFERS:
+            request = _load_plain(lent, _PLAIN_REQUEST)
+            if request is not NotImplemented:
+                reply = methods.call(request)
+            elif size > _objects.IN_BAND and lent[-1:] == _objects.REQUEST_WITH_BUFFERS:
                 copy = self._copy_request(size)  # which lives until the reply is sent
-                reply = self._call_with_arrays(call, copy) if copy else call(bytearray(lent))
+                reply = (
+                    self._call_with_arrays(methods, copy)
+                    if copy
+                    else methods.call_pickled(bytearray(lent))
+                )
             else:
-                reply = call(lent[:])
+                reply = methods.call_pickled(lent[:])
             send = lib.cox_worker_reply
             if type(reply) is not bytes:
                 parts, send = reply, lib.cox_worker_reply_parts  # parts keeps the memory
@@ -722,12 +731,12 @@ class Worker:
                 raise
 
     @staticmethod
-    def _call_with_arrays(call: Callable[[Any], Any], copy: Any) -> Any:
+    def _call_with_arrays(methods: _objects.Methods, copy: Any) -> Any:
         """The reply to a request with arrays, which are views of this copy. No page of it is copied
         before somebody writes to it, or keeps it."""
         alone = sys.getrefcount(copy)
         try:
-            reply = call(memoryview(copy))
+            reply: Any = methods.call_pickled(memoryview(copy))
             if type(reply) is not bytes:
                 reply.let_go(copy)
             return reply
