@@ -42,7 +42,8 @@ def deadline_of(timeout: Any) -> int:
     """On time.monotonic_ns(). timeout: seconds from now; None and inf: no limit."""
     if timeout is None:
         return NEVER
-    nanoseconds = seconds_of(timeout) * 1e9
+    is_plain = type(timeout) is float and timeout >= 0
+    nanoseconds = (timeout if is_plain else seconds_of(timeout)) * 1e9
     return time.monotonic_ns() + int(nanoseconds) if nanoseconds < 2**62 else NEVER
 
 

@@ -225,36 +225,34 @@ def check(code: int, err: Any) -> None:
         fail(code, err)
 
 
-_forks = 0
-
-
-def _forked() -> None:
-    global _forks  # pylint: disable=global-statement
-    _forks += 1
-
-
-# Beside each request a comparison, not a system call.
-os.register_at_fork(after_in_child=_forked)
-
-
 class Process:
     """The process that made an object of the library. A fork's child must not use it: the parent's
     threads and ranks are not the child's."""
 
+    #: Forks that have led to this process. Beside each request a comparison, not a system call.
+    forks_now = 0
+
     def __init__(self, what: str) -> None:
         self.what = what
         self.pid = os.getpid()
-        self.forks = _forks
+        self.forks = self.forks_now
 
     def is_this(self) -> bool:
-        return _forks == self.forks
+        return self.forks_now == self.forks
 
     def check(self) -> None:
         """Raises in the child of a fork."""
-        if _forks != self.forks:
+        if self.forks_now != self.forks:
             error = StateError(
                 f"this {self.what} is of process {self.pid}; a child that was forked from it "
                 "cannot use it: start processes with subprocess, or multiprocessing's 'spawn'"
             )
             error.code = lib.COX_STATE
             raise error
+
+
+def _forked() -> None:
+    Process.forks_now += 1
+
+
+os.register_at_fork(after_in_child=_forked)

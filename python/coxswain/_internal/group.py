@@ -189,7 +189,8 @@ class Future(Generic[T]):
 
     def _finish(self, timeout: float | None) -> None:
         if not self._done:
-            self._check_sent()
+            if self._unsent:
+                self._check_sent()
             deadline = NEVER if timeout is None else deadline_of(timeout)
             if not self._group._wait_for(self, deadline):
                 raise TimeoutError(f"request {self._sequence} is still in flight after {timeout} s")
@@ -931,7 +932,8 @@ class Group:
         Waits for room and for late ranks. Raises RankDied, RankError, TimedOut, Closed, TooLarge,
         ...
         """
-        self._check_codec("bytes", "call")
+        if self._codec != "bytes":
+            self._check_codec("bytes", "call")
         future = self._submit_when_room(data, deadline_of(timeout), ranks, gather)
         return future.result()  # type: ignore[no-any-return]
 
@@ -1230,7 +1232,9 @@ class Group:
         future: Future[Any] | None = None,
     ) -> Future[Any]:
         """future: of this request, where there is one already."""
-        self._process.check()
+        process = self._process
+        if process.forks_now != process.forks:
+            process.check()
         policy = _GATHERS[gather] if gather in _GATHERS else _choice("gather", gather, _GATHERS)
         asked, words = (None, ffi.NULL) if ranks is None else self._rank_set(ranks)
         send = lib.coxpy_submit
@@ -1375,7 +1379,9 @@ class Group:
     def _wait_for(self, future: Future[Any], deadline: int) -> bool:
         """Collects until this future is done, unless another thread does so. False: the
         deadline."""
-        self._process.check()
+        process = self._process
+        if process.forks_now != process.forks:
+            process.check()
         thread = threading.current_thread()
         if thread is self._events:
             raise Deadlock(

@@ -511,8 +511,9 @@ class Worker:
         sys.argv[:] = [os.fsdecode(ffi.string(argv[i])) for i in range(argc[0])]
 
     def _lib(self) -> Any:
-        self._process.check()
-        worker = self._worker
+        process, worker = self._process, self._worker
+        if process.forks_now != process.forks:
+            process.check()
         if worker is None:
             if self._ended:
                 raise Closed("this process has left its group")
