@@ -27,6 +27,8 @@ struct message {
     /* of memory that follows bytes; -1: nothing follows */
     int fd;
     uint64_t fd_size;
+    /* follows bytes; NULL: nothing does */
+    struct cox_large_request *large;
 };
 
 struct cox_outbox {
@@ -60,6 +62,7 @@ static void message_free(struct message *message)
 {
     free(message->bytes);
     cox_close_fd(&message->fd);
+    cox_large_request_unref(message->large);
     free(message);
 }
 
@@ -105,21 +108,34 @@ void cox_outbox_drop(struct cox_outbox *outbox)
     cox_direct_drop(outbox->options.direct, outbox->peer);
 }
 
+static uint64_t message_size(const struct message *message)
+{
+    return message->size + message->fd_size +
+           (message->large ? cox_large_request_size(message->large) : 0);
+}
+
 static int message_send(struct cox_outbox *outbox, const struct message *message,
                         struct cox_error *err)
 {
     struct iovec parts[2] = {{.iov_base = message->bytes, .iov_len = message->size}};
-    const uint64_t size = message->size + message->fd_size;
+    struct cox_direct_message sent = {.kind = message->kind, .parts = parts, .count = 1};
     void *base = MAP_FAILED;
     if (message->fd >= 0) {
         base = mmap(NULL, message->fd_size, PROT_READ, MAP_SHARED, message->fd, 0);
         if (base == MAP_FAILED)
             return cox_fail(err, -errno, "mapping what is to be sent: %s", cox_status_text(-errno));
-        parts[1] = (struct iovec){.iov_base = base, .iov_len = message->fd_size};
+        parts[sent.count++] = (struct iovec){.iov_base = base, .iov_len = message->fd_size};
     }
-    int r = cox_direct_send(outbox->options.direct, outbox->peer, message->address, message->kind,
-                            parts, base == MAP_FAILED ? 1 : 2,
-                            cox_deadline_after_ms(SEND_MS) + cox_frame_transfer_ns(size), err);
+    if (message->large) {
+        parts[sent.count++] =
+            (struct iovec){.iov_base = (void *)(uintptr_t)cox_large_request_bytes(message->large),
+                           .iov_len = cox_large_request_size(message->large)};
+        sent.await = cox_large_request_await;
+        sent.await_context = message->large;
+    }
+    int r = cox_direct_send_message(
+        outbox->options.direct, outbox->peer, message->address, &sent,
+        cox_deadline_after_ms(SEND_MS) + cox_frame_transfer_ns(message_size(message)), err);
     if (base != MAP_FAILED)
         munmap(base, message->fd_size);
     return r;
@@ -133,8 +149,8 @@ static void message_handle(struct cox_outbox *outbox, const struct message *mess
     int r = message->address[0] ? message_send(outbox, message, &why) : 0;
     if (r == 0)
         return;
-    cox_log_write(&options->log, 4, "%" PRIu64 " bytes for %s at %s: %s",
-                  message->size + message->fd_size, outbox->peer, message->address, why.text);
+    cox_log_write(&options->log, 4, "%" PRIu64 " bytes for %s at %s: %s", message_size(message),
+                  outbox->peer, message->address, why.text);
     options->lost(options->context, options->number);
 }
 
@@ -162,17 +178,18 @@ static void *outbox_main(void *context)
     return NULL;
 }
 
-void cox_outbox_put(struct cox_outbox *outbox, const char *address, uint32_t kind, uint8_t *bytes,
-                    size_t size, int fd, uint64_t fd_size)
+/* Takes what is in the message. */
+static void message_put(struct cox_outbox *outbox, const char *address, struct message *from)
 {
-    struct message *message = calloc(1, sizeof *message);
+    struct message *message = malloc(sizeof *message);
+    const size_t size = from->size;
     if (!message) {
-        free(bytes);
-        cox_close_fd(&fd);
+        free(from->bytes);
+        cox_close_fd(&from->fd);
+        cox_large_request_unref(from->large);
         return;
     }
-    *message = (struct message){
-        .kind = kind, .bytes = bytes, .size = size, .fd = fd, .fd_size = fd >= 0 ? fd_size : 0};
+    *message = *from;
     snprintf(message->address, sizeof message->address, "%s", address);
     pthread_mutex_lock(&outbox->lock);
     if (!outbox->threaded && !outbox->ending)
@@ -188,4 +205,19 @@ void cox_outbox_put(struct cox_outbox *outbox, const char *address, uint32_t kin
     pthread_mutex_unlock(&outbox->lock);
     if (!sent)
         message_free(message);
+}
+
+void cox_outbox_put(struct cox_outbox *outbox, const char *address, uint32_t kind, uint8_t *bytes,
+                    size_t size, int fd, uint64_t fd_size)
+{
+    struct message message = {
+        .kind = kind, .bytes = bytes, .size = size, .fd = fd, .fd_size = fd >= 0 ? fd_size : 0};
+    message_put(outbox, address, &message);
+}
+
+void cox_outbox_put_large(struct cox_outbox *outbox, const char *address, uint32_t kind,
+                          uint8_t *bytes, size_t size, struct cox_large_request *large)
+{
+    struct message message = {.kind = kind, .bytes = bytes, .size = size, .fd = -1, .large = large};
+    message_put(outbox, address, &message);
 }

@@ -6,7 +6,7 @@
  * messages costs nothing. Processes have an outbox each: one that does not read delays no other.
  *
  * Threads: put and drop on any, also under a lock that `lost` takes.
- * Ownership: options are copied, direct is lent until free. put takes bytes and fd.
+ * Ownership: options are copied, direct is lent until free. put takes bytes, fd and large.
  * Blocks: put and drop do not. free does until a send that is under way has ended: cox_direct_end
  *   first makes it fail.
  */
@@ -14,6 +14,7 @@
 #define COX_NODES_OUTBOX_H
 
 #include "nodes/direct/direct.h"
+#include "nodes/link/large_request.h"
 
 struct cox_outbox;
 
@@ -42,5 +43,8 @@ void cox_outbox_clear(struct cox_outbox *outbox);
  * on the way; and if it has more than 64 KiB, and 256 MiB wait already: nobody reads them. */
 void cox_outbox_put(struct cox_outbox *outbox, const char *address, uint32_t kind, uint8_t *bytes,
                     size_t size, int fd, uint64_t fd_size);
+/* The same, and behind bytes those of a large request, also while they are copied. */
+void cox_outbox_put_large(struct cox_outbox *outbox, const char *address, uint32_t kind,
+                          uint8_t *bytes, size_t size, struct cox_large_request *large);
 
 #endif

@@ -15,9 +15,7 @@
 struct sending {
     struct cox_direct *direct;
     struct cox_direct_peer *peer;
-    uint32_t kind;
-    const struct iovec *parts;
-    int count;
+    const struct cox_direct_message *message;
     uint64_t size;
     uint64_t deadline_ns;
     /* of the peer, when it began */
@@ -247,9 +245,8 @@ static int sending_run(struct sending *sending, struct cox_error *err)
             r = peer_connect(sending, err);
         }
         if (r == 0)
-            r = cox_direct_stream_write_message(&peer->stream, sending->kind, sending->parts,
-                                                sending->count, sending->size, sending->deadline_ns,
-                                                err);
+            r = cox_direct_stream_write_message(&peer->stream, sending->message, sending->size,
+                                                sending->deadline_ns, err);
         if (r == 0)
             return 0;
         peer_end(sending->direct, peer);
@@ -442,35 +439,37 @@ uint64_t cox_direct_refused(struct cox_direct *direct)
     return count;
 }
 
-int cox_direct_send(struct cox_direct *direct, const char *peer, const char *address, uint32_t kind,
-                    const struct iovec *parts, int count, uint64_t deadline_ns,
-                    struct cox_error *err)
+int cox_direct_send_message(struct cox_direct *direct, const char *peer, const char *address,
+                            const struct cox_direct_message *message, uint64_t deadline_ns,
+                            struct cox_error *err)
 {
-    COX_ASSERT(count >= 0 && count <= PART_COUNT_MAX);
-    struct sending sending = {
-        .direct = direct,
-        .kind = kind,
-        .parts = parts,
-        .count = count,
-        .deadline_ns = deadline_ns,
-    };
+    COX_ASSERT(message->count >= 0 && message->count <= PART_COUNT_MAX);
+    struct sending sending = {.direct = direct, .message = message, .deadline_ns = deadline_ns};
     if (!cox_direct_name_is_valid(peer))
         return cox_fail(err, COX_INVALID, "'%.70s' is not the name of a process", peer);
     if (strlen(address) > COX_DIRECT_ADDRESS_MAX)
         return cox_fail(err, COX_INVALID,
                         "'%.280s' is not an address: HOST:PORT or [IPV6]:PORT, the port a number",
                         address);
-    for (int i = 0; i < count; i++) {
-        if (parts[i].iov_len > direct->size_max - sending.size)
+    for (int i = 0; i < message->count; i++) {
+        if (message->parts[i].iov_len > direct->size_max - sending.size)
             return cox_fail(err, COX_TOO_LARGE, "a message to %s has more than %llu bytes", peer,
                             (unsigned long long)direct->size_max);
-        sending.size += parts[i].iov_len;
+        sending.size += message->parts[i].iov_len;
     }
     /* What a first try had to say must not stand in the way of the second's. */
     struct cox_error cause = {0};
     int r = sending_do(&sending, peer, address, &cause);
     return r ? cox_fail(err, r, "cannot send to %s at %.280s: %.600s", peer, address, cause.text)
              : 0;
+}
+
+int cox_direct_send(struct cox_direct *direct, const char *peer, const char *address, uint32_t kind,
+                    const struct iovec *parts, int count, uint64_t deadline_ns,
+                    struct cox_error *err)
+{
+    const struct cox_direct_message message = {.kind = kind, .parts = parts, .count = count};
+    return cox_direct_send_message(direct, peer, address, &message, deadline_ns, err);
 }
 
 void cox_direct_drop(struct cox_direct *direct, const char *peer)

@@ -119,7 +119,18 @@ uint16_t cox_direct_port(const struct cox_direct *direct);
 /* Incoming connections that ended before their process was known, so far. */
 uint64_t cox_direct_refused(struct cox_direct *direct);
 
-/* Sends one message, of count parts (at most 8), to the process `peer` at "HOST:PORT", of whichever
+struct cox_direct_message {
+    uint32_t kind;
+    /* at most 8 */
+    const struct iovec *parts;
+    int count;
+    /* The last part is still being written: returns how many of its bytes are there, more than `done`,
+     * and blocks until they are; it waits for no peer. NULL: all are there. */
+    size_t (*await)(void *await_context, size_t done);
+    void *await_context;
+};
+
+/* Sends one message to the process `peer` at "HOST:PORT", of whichever
  * group. Connects if there is no connection to that address. A connection that has ended since its last
  * message, or ends in this one, is opened again once; the peer never gets the message twice. Large
  * parts are handed over in calls of 1 MiB. Never raises SIGPIPE.
@@ -134,6 +145,10 @@ uint64_t cox_direct_refused(struct cox_direct *direct);
  *   COX_INVALID: the name or the address, or the host is unknown
  *   -errno: -ECONNREFUSED, -ECONNRESET: the peer has ended the connection, and others
  */
+int cox_direct_send_message(struct cox_direct *direct, const char *peer, const char *address,
+                            const struct cox_direct_message *message, uint64_t deadline_ns,
+                            struct cox_error *err);
+/* The same, of parts that are there. */
 int cox_direct_send(struct cox_direct *direct, const char *peer, const char *address, uint32_t kind,
                     const struct iovec *parts, int count, uint64_t deadline_ns,
                     struct cox_error *err);

@@ -313,21 +313,37 @@ static uint64_t u64_get(const uint8_t *at)
     return le64toh(value);
 }
 
-int cox_direct_stream_write_message(struct cox_direct_stream *stream, uint32_t kind,
-                                    const struct iovec *parts, int count, uint64_t size,
+/* A part that is still being written: as far as it is. */
+static int gathering_follow(struct gathering *gathering, const struct cox_direct_message *message,
+                            const struct iovec *part, struct cox_error *err)
+{
+    int r = 0;
+    for (size_t done = 0, end; r == 0 && done < part->iov_len; done = end) {
+        end = message->await(message->await_context, done);
+        r = gathering_add(gathering, (const uint8_t *)part->iov_base + done, end - done, err);
+    }
+    return r;
+}
+
+int cox_direct_stream_write_message(struct cox_direct_stream *stream,
+                                    const struct cox_direct_message *message, uint64_t size,
                                     uint64_t deadline_ns, struct cox_error *err)
 {
+    const struct iovec *parts = message->parts;
+    const int whole = message->await ? message->count - 1 : message->count;
     uint8_t head[HEAD_SIZE] = {0};
     u32_put(head, MAGIC);
-    u32_put(head + 4, kind);
+    u32_put(head + 4, message->kind);
     u64_put(head + 8, size);
     struct gathering gathering;
     gathering.stream = stream;
     gathering.deadline_ns = deadline_ns;
     gathering.size = 0;
     int r = gathering_add(&gathering, head, sizeof head, err);
-    for (int i = 0; r == 0 && i < count; i++)
+    for (int i = 0; r == 0 && i < whole; i++)
         r = gathering_add(&gathering, parts[i].iov_base, parts[i].iov_len, err);
+    if (r == 0 && message->await)
+        r = gathering_follow(&gathering, message, &parts[whole], err);
     return r ? r : gathering_flush(&gathering, err);
 }
 

@@ -83,8 +83,8 @@ int cox_direct_stream_read_greeting(struct cox_direct_stream *stream, uint64_t d
  *   COX_TIMEOUT
  *   -errno
  */
-int cox_direct_stream_write_message(struct cox_direct_stream *stream, uint32_t kind,
-                                    const struct iovec *parts, int count, uint64_t size,
+int cox_direct_stream_write_message(struct cox_direct_stream *stream,
+                                    const struct cox_direct_message *message, uint64_t size,
                                     uint64_t deadline_ns, struct cox_error *err);
 /* The head of the next message, which may be long in coming; once it has begun, it must come by
  * COX_DIRECT_PATIENCE_NS.

@@ -127,7 +127,7 @@ void cox_lead_send_large(struct cox_nodes *nodes, uint32_t node, uint32_t kind, 
 void cox_lead_send_to(struct cox_nodes *nodes, uint32_t node, uint8_t *bytes, size_t size);
 /* Of a link. Takes bytes. */
 void cox_lead_on_send(void *context, const struct cox_lead_link *link, uint8_t *bytes, size_t size,
-                      int fd, size_t fd_size);
+                      struct cox_large_request *large);
 /* Of an outbox: it has lost a message for this node. Takes the lock. */
 void cox_lead_on_lost(void *context, uint32_t node);
 /* What the links have sent while `gathering`: one copy for all where that will do. */

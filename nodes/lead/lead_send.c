@@ -2,9 +2,7 @@
 #include "channel/base/idioms.h"
 #include "lead_private.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 /* Takes bytes and fd. The lock is held. */
 void cox_lead_send_large(struct cox_nodes *nodes, uint32_t node, uint32_t kind, uint8_t *bytes,
@@ -27,13 +25,13 @@ static bool goes_by_nats(const struct cox_nodes *nodes, const uint8_t *bytes, si
              cox_images_named(&nodes->images, bytes, size));
 }
 
-/* A frame with memory behind it, of which the outbox gets an fd of its own. Takes bytes. */
-static void send_with_memory(struct cox_nodes *nodes, uint32_t node, uint8_t *bytes, size_t size,
-                             int fd, size_t fd_size)
+/* A frame with a large request behind it. Takes bytes. */
+static void send_request(struct cox_nodes *nodes, uint32_t node, uint8_t *bytes, size_t size,
+                         struct cox_large_request *large)
 {
-    const int own = nodes->cluster ? fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1) : -1;
-    if (own >= 0)
-        cox_lead_send_large(nodes, node, COX_DIRECT_FRAME, bytes, size, own, fd_size);
+    if (nodes->cluster && nodes->outboxes[node])
+        cox_outbox_put_large(nodes->outboxes[node], nodes->links[node].address, COX_DIRECT_FRAME,
+                             bytes, size, cox_large_request_ref(large));
     else
         free(bytes); /* as if it were lost */
 }
@@ -50,11 +48,11 @@ void cox_lead_send_to(struct cox_nodes *nodes, uint32_t node, uint8_t *bytes, si
 
 /* Of a link; the lock is held. */
 void cox_lead_on_send(void *context, const struct cox_lead_link *link, uint8_t *bytes, size_t size,
-                      int fd, size_t fd_size)
+                      struct cox_large_request *large)
 {
     struct cox_nodes *nodes = context;
-    if (fd >= 0) /* not gathered: it goes by direct connections */
-        send_with_memory(nodes, link->index, bytes, size, fd, fd_size);
+    if (large) /* not gathered: it goes by direct connections */
+        send_request(nodes, link->index, bytes, size, large);
     else if (nodes->gathering)
         nodes->gathered[link->index] = (struct gathered){.bytes = bytes, .size = size};
     else

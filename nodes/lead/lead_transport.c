@@ -1,6 +1,5 @@
 /* lead_transport: what the executor calls: requests, ranks, shared memory, recorders, stacks. */
 #include "channel/base/idioms.h"
-#include "channel/shm/region.h"
 #include "lead_private.h"
 
 #include <fcntl.h>
@@ -97,21 +96,23 @@ static void transport_kill(void *context, uint32_t rank)
 static void transport_publish(void *context, const struct cox_transport_request *request)
 {
     struct cox_nodes *nodes = context;
-    /* What is too large for NATS is copied once, for all nodes and however often it is sent; without the
-     * lock, since it takes time. If there is no memory for that, each link has a copy. */
-    _cox_cleanup_(cox_close_fd) int fd = -1;
-    const struct iovec whole = {(void *)(uintptr_t)request->bytes, request->size};
-    if (request->size > COX_DIRECT_SMALL_SIZE)
-        cox_region_create_unnamed_filled("cox_request", &whole, request->size, &fd, NULL);
+    /* What is too large for NATS is copied once, for all nodes and however often it is sent. If there is
+     * no memory for that, each link has a copy. */
+    struct cox_large_request *large =
+        request->size > COX_DIRECT_SMALL_SIZE ? cox_large_request_new(request->size) : NULL;
     const uint64_t now_ns = cox_now_ns();
     pthread_mutex_lock(&nodes->lock);
     memset(nodes->gathered, 0, nodes->node_count * sizeof *nodes->gathered);
     nodes->gathering = true;
     for (uint32_t i = 0; i < nodes->node_count; i++)
-        cox_lead_link_publish(&nodes->links[i], request, fd, now_ns);
+        cox_lead_link_publish(&nodes->links[i], request, large, now_ns);
     nodes->gathering = false;
     cox_lead_send_gathered(nodes);
     pthread_mutex_unlock(&nodes->lock);
+    /* It takes time: without the lock, and while the connections send what is there. */
+    if (large)
+        cox_large_request_fill(large, request->bytes);
+    cox_large_request_unref(large);
 }
 
 static void transport_cancel_steps(void *context, enum cox_channel_id channel, uint64_t through)

@@ -4,12 +4,10 @@
 
 #include <coxswain/version.h>
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "limits.h"
 /* ---- events ---- */
@@ -78,14 +76,14 @@ static void request_drop_frame(struct cox_lead_request *request)
 {
     free(request->frame);
     request->frame = NULL;
-    cox_close_fd(&request->fd);
+    request->large = cox_large_request_unref(request->large);
 }
 
 static void request_clear(struct cox_lead_request *request)
 {
     request_drop_frame(request);
     free(request->answer);
-    *request = (struct cox_lead_request){.fd = -1};
+    *request = (struct cox_lead_request){0};
 }
 
 /* The node has taken it. What was given up before it does not concern the node any more: its frames
@@ -101,7 +99,8 @@ static void request_acknowledge(struct cox_lead_channel *channel, struct cox_lea
 static void request_send(struct cox_lead_link *link, struct cox_lead_request *request,
                          uint64_t now_ns)
 {
-    const size_t size = request->size + request->fd_size;
+    const size_t size =
+        request->size + (request->large ? cox_large_request_size(request->large) : 0);
     uint8_t *copy = cox_allocate_large(NULL, request->size);
     if (!copy)
         return; /* as if it were lost: it is sent again */
@@ -114,7 +113,7 @@ static void request_send(struct cox_lead_link *link, struct cox_lead_request *re
     link->sent++;
     if (cox_frame_shows_life(size))
         link->spoke_ns = now_ns;
-    link->send(link->context, link, copy, request->size, request->fd, request->fd_size);
+    link->send(link->context, link, copy, request->size, request->large);
 }
 
 /* The request with the smallest number behind `sequence`; NULL: none. Not by counting numbers: the
@@ -153,9 +152,6 @@ void cox_lead_link_init(struct cox_lead_link *link, const char *node, uint32_t r
     link->rank_count = rank_count;
     link->world = world;
     link->depth = depth;
-    for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++)
-        for (uint32_t i = 0; i < COX_NODE_DEPTH_MAX; i++)
-            link->channels[c].requests[i].fd = -1;
 }
 
 static void link_forget(struct cox_lead_link *link)
@@ -286,7 +282,7 @@ static void channel_give_up(const struct cox_lead_link *link, struct cox_lead_ch
 }
 
 void cox_lead_link_publish(struct cox_lead_link *link, const struct cox_transport_request *request,
-                           int fd, uint64_t now_ns)
+                           struct cox_large_request *large, uint64_t now_ns)
 {
     struct cox_lead_channel *channel = &link->channels[request->channel];
     struct cox_rank_set owed = {{0}};
@@ -318,13 +314,12 @@ void cox_lead_link_publish(struct cox_lead_link *link, const struct cox_transpor
         .asked = *request->asked,
         .size = request->size,
     };
-    own->fd = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1) : -1;
-    own->fd_size = own->fd >= 0 ? request->size : 0;
-    own->size = COX_FRAME_HEAD_SIZE + request->size - own->fd_size;
+    own->large = large ? cox_large_request_ref(large) : NULL;
+    own->size = COX_FRAME_HEAD_SIZE + (large ? 0 : request->size);
     own->frame = cox_allocate_large(NULL, own->size);
     COX_ASSERT(own->frame);
     cox_frame_pack_head(&frame, own->frame);
-    if (request->size && own->fd < 0)
+    if (request->size && !large)
         memcpy(own->frame + COX_FRAME_HEAD_SIZE, request->bytes, request->size);
     own->sequence = request->sequence;
     own->replies = request->replies;
@@ -632,7 +627,7 @@ static void link_beat(struct cox_lead_link *link, uint64_t now_ns)
     link->beat_ns = link->spoke_ns = now_ns;
     link->again = link->changed;
     link->changed = false;
-    link->send(link->context, link, bytes, size, -1, 0);
+    link->send(link->context, link, bytes, size, NULL);
 }
 
 static bool beat_is_due(const struct cox_lead_link *link, uint64_t now_ns)

@@ -29,6 +29,7 @@
 #define COX_NODES_LEAD_LINK_H
 
 #include "frame.h"
+#include "large_request.h"
 #include "nodes/node.pb-c.h"
 
 enum cox_node_state {
@@ -43,9 +44,8 @@ struct cox_lead_request {
     /* head and payload, or the head alone; NULL: answered, not needed any more */
     uint8_t *frame;
     size_t size;
-    /* memory with the payload of a large request, which the links share; -1: none. Its size */
-    int fd;
-    size_t fd_size;
+    /* the payload, where it is large: the links share it; NULL: it is in frame */
+    struct cox_large_request *large;
     /* 0: not yet, since the node was suspect */
     uint64_t sent_ns;
     /* not before: it may be on its way as long */
@@ -161,10 +161,9 @@ struct cox_lead_link {
     uint32_t refused_said;
     uint64_t sent, asked_again, stale, deaths, suspicions;
     void *context;
-    /* A frame for the node. Takes bytes (free). fd: lent, memory of fd_size bytes that follow them; -1:
-     * none. */
+    /* A frame for the node. Takes bytes (free). large: lent, what follows them; NULL: nothing. */
     void (*send)(void *context, const struct cox_lead_link *link, uint8_t *bytes, size_t size,
-                 int fd, size_t fd_size);
+                 struct cox_large_request *large);
     struct cox_lead_events *events;
 };
 
@@ -173,10 +172,10 @@ void cox_lead_link_init(struct cox_lead_link *link, const char *node, uint32_t r
 void cox_lead_link_deinit(struct cox_lead_link *link);
 /* The node is admitted: a new incarnation, whose requests begin after what was published so far. */
 void cox_lead_link_admit(struct cox_lead_link *link, uint64_t agent, uint64_t now_ns);
-/* A request of the group was published, whether or not it asks ranks of the node. fd: lent, memory that
- * has its bytes, of which the link keeps an fd in place of a copy; -1: none. */
+/* A request of the group was published, whether or not it asks ranks of the node. large: lent, has or
+ * gets its bytes, and the link keeps a reference in place of a copy; NULL: none. */
 void cox_lead_link_publish(struct cox_lead_link *link, const struct cox_transport_request *request,
-                           int fd, uint64_t now_ns);
+                           struct cox_large_request *large, uint64_t now_ns);
 void cox_lead_link_cancel(struct cox_lead_link *link, uint32_t channel, uint64_t through);
 /* Requests up to this number have ended: ranks that still run one may stop. */
 void cox_lead_link_end(struct cox_lead_link *link, uint32_t channel, uint64_t through);

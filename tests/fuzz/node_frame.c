@@ -41,10 +41,9 @@ static void sent(const uint8_t *bytes, size_t size)
 }
 
 static void on_lead_send(void *context, const struct cox_lead_link *link, uint8_t *bytes,
-                         size_t size, int fd, size_t fd_size)
+                         size_t size, struct cox_large_request *large)
 {
-    (void)fd;
-    (void)fd_size;
+    (void)large;
     (void)context;
     FUZZ_CHECK(link->state != COX_NODE_ABSENT);
     sent(bytes, size);
@@ -118,7 +117,7 @@ static void publish(struct links *links, uint8_t how)
                                                   .asked = &asked,
                                                   .bytes = &sequence,
                                                   .size = sizeof sequence};
-    cox_lead_link_publish(&links->lead, &request, -1, links->now_ns);
+    cox_lead_link_publish(&links->lead, &request, NULL, links->now_ns);
 }
 
 /* As the agent does. */

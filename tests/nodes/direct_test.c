@@ -199,9 +199,11 @@ TEST(keys_are_changed_in_time)
         const struct iovec part = {bytes, sizeof bytes};
         /* within the message: after its first record */
         a.stream.key_used = COX_DIRECT_KEY_USED_MAX - 1;
-        assert_int_equal(
-            cox_direct_stream_write_message(&a.stream, i, &part, 1, sizeof bytes, deadline, &a.err),
-            0);
+        assert_int_equal(cox_direct_stream_write_message(
+                             &a.stream,
+                             &(struct cox_direct_message){.kind = i, .parts = &part, .count = 1},
+                             sizeof bytes, deadline, &a.err),
+                         0);
         assert_true(a.stream.key_used < sizeof bytes);
     }
     cox_direct_stream_end(&a.stream);

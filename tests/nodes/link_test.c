@@ -764,7 +764,7 @@ WORLD_TEST(large_frames_do_not_stand_for_beats)
         link->changed = link->again = false;
         world->sent[COX_FRAME_LEAD_BEAT] = 0;
         request.sequence++;
-        cox_lead_link_publish(link, &request, -1, now_ns + times.beat_ms * MS / 2);
+        cox_lead_link_publish(link, &request, NULL, now_ns + times.beat_ms * MS / 2);
         cox_lead_link_tick(link, now_ns + times.beat_ms * MS);
         assert_int_equal(world->sent[COX_FRAME_LEAD_BEAT], i);
     }

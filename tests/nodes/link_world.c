@@ -256,15 +256,15 @@ static void agent_take(struct world *world, const uint8_t *bytes, size_t size)
 /* ---- the lead ---- */
 
 static void on_lead_send(void *context, const struct cox_lead_link *link, uint8_t *bytes,
-                         size_t size, int fd, size_t fd_size)
+                         size_t size, struct cox_large_request *large)
 {
     struct world *world = context;
     struct cox_frame frame;
-    if (fd >= 0) {
-        bytes = realloc(bytes, size + fd_size);
+    if (large) {
+        bytes = realloc(bytes, size + cox_large_request_size(large));
         assert_non_null(bytes);
-        assert_int_equal(pread(fd, bytes + size, fd_size, 0), fd_size);
-        size += fd_size;
+        memcpy(bytes + size, cox_large_request_bytes(large), cox_large_request_size(large));
+        size += cox_large_request_size(large);
     }
     assert_int_equal(cox_frame_unpack(bytes, size, &frame, NULL), 0);
     CHECK(link->state != COX_NODE_ABSENT);
@@ -517,13 +517,12 @@ bool lead_publish(struct world *world, struct lead *lead, uint32_t c, uint32_t b
     lead->next[c]++;
     /* Some as if they were large, in memory of their own: sent again, given up, forgotten like
      * others. */
-    const struct iovec whole = {(void *)(uintptr_t)&sequence, sizeof sequence};
-    int fd = -1;
-    if (chance(world, 1, 32))
-        assert_int_equal(
-            cox_region_create_unnamed_filled("link_world", &whole, sizeof sequence, &fd, NULL), 0);
-    cox_lead_link_publish(&lead->link, &request, fd, world->now_ns);
-    cox_close_fd(&fd);
+    struct cox_large_request *large =
+        chance(world, 1, 32) ? cox_large_request_new(sizeof sequence) : NULL;
+    if (large)
+        cox_large_request_fill(large, &sequence);
+    cox_lead_link_publish(&lead->link, &request, large, world->now_ns);
+    cox_large_request_unref(large);
     return true;
 }
 

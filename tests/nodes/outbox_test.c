@@ -181,6 +181,41 @@ OUTBOX_TEST(memory_follows_the_bytes)
     await(&world.a, &world.a.arrived, 2);
 }
 
+static void *fill_main(void *argument)
+{
+    uint8_t *bytes = malloc(LARGE_SIZE);
+    assert_non_null(bytes);
+    for (size_t i = 0; i < LARGE_SIZE; i++)
+        bytes[i] = (uint8_t)(i >> 12);
+    cox_large_request_fill(argument, bytes);
+    free(bytes);
+    return NULL;
+}
+
+/* Two connections wait for bytes that are not there yet, and one comes when they are. */
+OUTBOX_TEST(a_large_request_is_sent_while_it_is_copied)
+{
+    struct cox_large_request *large = cox_large_request_new(LARGE_SIZE);
+    pthread_t thread;
+    assert_non_null(large);
+    cox_outbox_put_large(world.to_a, world.a.address, 0, calloc(1, 100), 100,
+                         cox_large_request_ref(large));
+    cox_outbox_put_large(world.to_b, world.b.address, 0, calloc(1, 100), 100,
+                         cox_large_request_ref(large));
+    assert_int_equal(pthread_create(&thread, NULL, fill_main, large), 0);
+    await(&world.a, &world.a.arrived, 1);
+    pthread_join(thread, NULL);
+    await(&world.b, &world.b.arrived, 1);
+    cox_outbox_put_large(world.to_b, world.b.address, 1, calloc(1, 1), 1, large);
+    await(&world.b, &world.b.arrived, 2);
+    uint64_t sum = 0;
+    for (size_t i = 0; i < LARGE_SIZE; i++)
+        sum += (uint8_t)(i >> 12);
+    assert_int_equal(world.a.sum, sum);
+    assert_int_equal(world.b.sum, sum);
+    assert_int_equal(lost_count(0), 0);
+}
+
 /* Whether the kernel has bytes for a process that it has not read: of /proc/net/tcp. */
 static bool has_unread(const struct process *process)
 {

@@ -58,7 +58,7 @@ FOLDERS = {
                           "coordinator/recovery",
     "nodes/link": "channel/base channel/text channel/recorder channel/shm coordinator/transport",
     "nodes/direct": "channel/base channel/socket",
-    "nodes/lead": "channel/base channel/shm nodes nodes/link",
+    "nodes/lead": "channel/base nodes nodes/link",
     "nodes/agent": "channel/base channel/recorder channel/socket proto coordinator/executor coordinator/recording nodes nodes/link",
     "nodes": "channel/base channel/kv worker/group nodes/link nodes/direct coordinator/transport",
     "engine/model": "channel/base",

@@ -174,10 +174,9 @@ static void put_message(uint32_t node, enum direction to, uint8_t *bytes, size_t
 }
 
 static void on_lead_send(void *context, const struct cox_lead_link *link, uint8_t *bytes,
-                         size_t size, int fd, size_t fd_size)
+                         size_t size, struct cox_large_request *large)
 {
-    (void)fd;
-    (void)fd_size;
+    (void)large;
     (void)context;
     if (sim.gathering) {
         sim.nodes[link->index].gathered = bytes;
@@ -278,7 +277,7 @@ static void publish(const struct cox_transport_request *request)
         sim.nodes[i].gathered = NULL;
     sim.gathering = true;
     for (uint32_t i = 0; i < sim.k; i++)
-        cox_lead_link_publish(&sim.nodes[i].lead, request, -1, sim.now_ns);
+        cox_lead_link_publish(&sim.nodes[i].lead, request, NULL, sim.now_ns);
     sim.gathering = false;
     const bool same = same_for_all();
     for (uint32_t i = 0; i < sim.k; i++) {
