@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 #ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -101,24 +102,36 @@ static int memory_make(uint64_t size, struct cox_region *region, int *ret_reader
     return cox_region_open_reader(fd, "cox_large_payload", ret_reader, err);
 }
 
-static int memory_fill(const struct iovec *parts, uint64_t size, struct cox_region *region,
+/* What a payload is made of; neither: it is written later. */
+struct content {
+    const struct iovec *parts;
+    /* memory that has the bytes; lent */
+    const int *fd;
+};
+
+static int memory_fill(const struct content *content, uint64_t size, struct cox_region *region,
                        int *ret_reader, struct cox_error *err)
 {
     struct cox_error why = {0};
-    int r = cox_region_create_unnamed_filled("cox_large_payload", parts, size, ret_reader, &why);
+    int r = 0;
+    if (content->parts)
+        r = cox_region_create_unnamed_filled("cox_large_payload", content->parts, size, ret_reader,
+                                             &why);
+    else if ((*ret_reader = fcntl(*content->fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1)) < 0)
+        r = cox_fail(&why, -errno, "dup: %s", cox_status_text(-errno));
     if (r == 0)
         r = cox_region_map(region, *ret_reader, size, COX_REGION_READ, "cox_large_payload", &why);
     return r ? cox_fail(err, r == -ENOMEM ? COX_NO_SPACE : r, "%s", why.text) : 0;
 }
 
-/* parts: NULL: they are written later. */
-static int block_make(struct cox_large_payload_sender *sender, const struct iovec *parts,
+static int block_make(struct cox_large_payload_sender *sender, const struct content *content,
                       uint64_t size, struct cox_large_payload *block, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int reader = -1;
     struct cox_large_payload made = {0};
-    int r = parts ? memory_fill(parts, size, &made.region, &reader, err)
-                  : memory_make(size, &made.region, &reader, err);
+    made.is_filled = content->parts || content->fd;
+    int r = made.is_filled ? memory_fill(content, size, &made.region, &reader, err)
+                           : memory_make(block_size_for(size), &made.region, &reader, err);
     if (r == 0)
         r = sender_export(sender, reader, &made, err);
     cox_fault_point(COX_FAULT_LARGE_PAYLOAD_EXPORTED);
@@ -134,15 +147,15 @@ static int block_make(struct cox_large_payload_sender *sender, const struct iove
 }
 
 static int block_renew(struct cox_large_payload_sender *sender, const char *socket_path,
-                       const struct iovec *parts, uint64_t size, struct cox_large_payload *block,
-                       struct cox_error *err)
+                       const struct content *content, uint64_t size,
+                       struct cox_large_payload *block, struct cox_error *err)
 {
     cox_large_payload_drop(sender, block); /* before the new one: they never exist at once */
     if (size > COX_LARGE_PAYLOAD_SIZE_MAX)
         return cox_fail(err, COX_NO_SPACE, "a payload of %" PRIu64 " bytes: at most %" PRIu64, size,
                         COX_LARGE_PAYLOAD_SIZE_MAX);
     int r = sender_open(sender, socket_path, err);
-    return r ? r : block_make(sender, parts, parts ? size : block_size_for(size), block, err);
+    return r ? r : block_make(sender, content, size, block, err);
 }
 
 int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const char *socket_path,
@@ -151,17 +164,21 @@ int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const cha
     /* What was filled cannot be written to, and is not kept. */
     if (block->region.base && block->region.size >= size && !block->is_filled)
         return 0;
-    return block_renew(sender, socket_path, NULL, size, block, err);
+    return block_renew(sender, socket_path, &(struct content){0}, size, block, err);
 }
 
 int cox_large_payload_fill(struct cox_large_payload_sender *sender, const char *socket_path,
                            const struct iovec *parts, uint64_t size,
                            struct cox_large_payload *block, struct cox_error *err)
 {
-    int r = block_renew(sender, socket_path, parts, size, block, err);
-    if (r == 0)
-        block->is_filled = true;
-    return r;
+    return block_renew(sender, socket_path, &(struct content){.parts = parts}, size, block, err);
+}
+
+int cox_large_payload_adopt(struct cox_large_payload_sender *sender, const char *socket_path,
+                            int fd, uint64_t size, struct cox_large_payload *block,
+                            struct cox_error *err)
+{
+    return block_renew(sender, socket_path, &(struct content){.fd = &fd}, size, block, err);
 }
 
 void cox_large_payload_swap(struct cox_large_payload *one, struct cox_large_payload *other)

@@ -8,7 +8,7 @@
  * the mappings, and a dead process's share is freed with it.
  *
  *   sender   reserve -> write -> publish the reference -> drop, when no reader will open it
- *            or fill in place of both, where the bytes are at hand
+ *            or fill in place of both, where the bytes are at hand, or adopt, where the memory is
  *   reader   opens by the handle; its mapping stays valid whatever the sender does
  *
  * The frame or slot with the reference tells when no reader will open the payload: every
@@ -94,6 +94,10 @@ void cox_large_payload_swap(struct cox_large_payload *one, struct cox_large_payl
 int cox_large_payload_fill(struct cox_large_payload_sender *sender, const char *socket_path,
                            const struct iovec *parts, uint64_t size,
                            struct cox_large_payload *block, struct cox_error *err);
+/* As fill, with memory that has the bytes: of cox_region_seal_filled. fd is lent. */
+int cox_large_payload_adopt(struct cox_large_payload_sender *sender, const char *socket_path,
+                            int fd, uint64_t size, struct cox_large_payload *block,
+                            struct cox_error *err);
 /* A reference to its first size bytes. */
 struct cox_large_payload_ref cox_large_payload_refer(const struct cox_large_payload *block,
                                                      uint64_t size);

@@ -466,16 +466,31 @@ int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned 
     return 0;
 }
 
-static int region_write(int fd, const void *bytes, uint64_t size, uint64_t offset)
+int cox_region_fill(int fd, uint64_t offset, const void *bytes, uint64_t size, const char *label,
+                    struct cox_error *err)
 {
-    for (uint64_t done = 0; done < size;) {
+    int r = 0;
+    for (uint64_t done = 0; r == 0 && done < size;) {
         const ssize_t count =
             pwrite(fd, (const uint8_t *)bytes + done, size - done, (off_t)(offset + done));
-        if (count < 0 && errno != EINTR)
-            return -errno;
         done += count > 0 ? (uint64_t)count : 0;
+        if (count < 0 && errno != EINTR)
+            r = -errno;
     }
-    return 0;
+    if (r == 0)
+        return 0;
+    return cox_fail(err, r == -ENOSPC || r == -ENOMEM ? COX_NO_SPACE : r,
+                    "memory '%s' up to byte %" PRIu64 ": %s", label, offset + size,
+                    cox_status_text(r));
+}
+
+int cox_region_seal_filled(int fd, const char *label, int *ret_fd, struct cox_error *err)
+{
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL)) {
+        const int r = -errno;
+        return cox_fail(err, r, "memory '%s': %s", label, cox_status_text(r));
+    }
+    return cox_region_open_reader(fd, label, ret_fd, err);
 }
 
 int cox_region_create_unnamed_filled(const char *label, const struct iovec *parts, uint64_t size,
@@ -483,16 +498,9 @@ int cox_region_create_unnamed_filled(const char *label, const struct iovec *part
 {
     _cox_cleanup_(cox_close_fd) int fd = -1;
     int r = cox_region_create_unnamed_sparse(label, size, 0, &fd, err);
-    if (r)
-        return r;
     for (uint64_t done = 0; r == 0 && done < size; done += parts++->iov_len)
-        r = region_write(fd, parts->iov_base, parts->iov_len, done);
-    if (r == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL))
-        r = -errno;
-    if (r)
-        return cox_fail(err, r == -ENOSPC || r == -ENOMEM ? COX_NO_SPACE : r,
-                        "memory '%s' of %" PRIu64 " bytes: %s", label, size, cox_status_text(r));
-    return cox_region_open_reader(fd, label, ret_fd, err);
+        r = cox_region_fill(fd, done, parts->iov_base, parts->iov_len, label, err);
+    return r ? r : cox_region_seal_filled(fd, label, ret_fd, err);
 }
 
 int cox_region_replace(struct cox_region *region, int fd)

@@ -55,6 +55,19 @@ int cox_collector_fill_block(struct cox_collector *collector, uint64_t sequence,
     return r;
 }
 
+int cox_collector_adopt_block(struct cox_collector *collector, uint64_t sequence, int fd,
+                              uint64_t size, struct cox_large_payload **ret_block,
+                              struct cox_error *err)
+{
+    struct cox_blocks_choice *blocks = collector->blocks;
+    struct cox_request_buffer *behind = collector_request_buffer(collector, sequence);
+    int r = cox_large_payload_adopt(&blocks->sender, blocks->reply_limits.socket_path, fd, size,
+                                    &behind->block, err);
+    if (r == 0)
+        *ret_block = &behind->block;
+    return r;
+}
+
 bool cox_collector_uses_block(struct cox_collector *collector, uint64_t sequence)
 {
     return atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0 &&

@@ -189,10 +189,12 @@ void cox_executor_kill_remote(void *context, uint32_t rank);
 struct cox_payload {
     /* NULL: bytes */
     const struct Coxswain__ExecuteRequest *request;
-    /* NULL: they are in parts */
+    /* NULL: they are in parts, or in memory */
     const void *bytes;
     const struct iovec *parts;
-    /* of the bytes, or of all parts */
+    /* lent, of cox_region_seal_filled; NULL: not in memory */
+    const int *memory_fd;
+    /* of the bytes, of all parts, or of the memory */
     size_t size;
     /* the bytes are a message */
     bool packed;

@@ -44,8 +44,11 @@ COX_HOT static int payload_pack(const struct cox_payload *payload, uint8_t *fram
     *ret_length = payload->size;
     if (payload->parts)
         cox_parts_join(frame, payload->parts, payload->size);
-    else
+    else if (payload->bytes)
         cox_copy(frame, payload->bytes, payload->size);
+    else if (payload->size)
+        return cox_fail(err, COX_INVALID, "memory for a request of %zu bytes, which fits its frame",
+                        payload->size);
     return 0;
 }
 
@@ -55,6 +58,9 @@ static int block_write(struct cox_collector *collector, const struct cox_payload
                        size_t *ret_packed, struct cox_error *err)
 {
     *ret_packed = size;
+    if (payload->memory_fd)
+        return cox_collector_adopt_block(collector, sequence, *payload->memory_fd, size, ret_block,
+                                         err);
     const struct iovec whole = {(void *)(uintptr_t)payload->bytes, size};
     const struct iovec *parts = payload->bytes ? &whole : payload->parts;
     if (parts && size > COX_LARGE_PAYLOAD_KEEP_SIZE)

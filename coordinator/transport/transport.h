@@ -44,6 +44,9 @@ struct cox_transport_request {
     /* the packed message, or opaque bytes: also those of a request that does not fit a frame */
     const void *bytes;
     size_t size;
+    /* Of forward, with bytes NULL: lent memory that has opaque bytes, more than a channel's request
+     * memory, as cox_region_seal_filled makes it. */
+    int memory_fd;
 };
 
 /* What is known of a rank's process; 0: not known. */
@@ -237,6 +240,7 @@ int cox_executor_start_remote(const struct cox_executor_options *options,
  *   COX_STALE: the number, or a later one, was passed on before
  *   COX_PEER_DEAD: an asked rank of this machine is dead
  *   COX_CORRUPT: bytes of an init that cannot be read
+ *   COX_INVALID: memory for what fits a frame
  *   as cox_executor_submit
  */
 int cox_executor_forward(struct cox_executor *executor, const struct cox_transport_request *request,

@@ -7,9 +7,11 @@
  *   it. The executor's forward is called with it held; hooks of the executor take it, and hold none of
  *   the executor's locks then.
  */
+#include "channel/base/idioms.h"
 #include "channel/base/options.h"
 #include "channel/base/peer.h"
 #include "channel/base/thread.h"
+#include "channel/memory/large_payload.h"
 #include "channel/socket/control_socket.h"
 #include "coordinator/executor/core.h"
 #include "coordinator/recording/recording.h"
@@ -179,8 +181,35 @@ static void greet(struct agent *agent)
     cox_agent_send_hello(agent);
 }
 
-/* May take *owned, the same bytes; NULL: they are lent. */
-static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size, uint8_t **owned)
+/* A frame that the link takes or answers. The lock is held. */
+static int link_take(struct agent *agent, const struct cox_frame *frame, uint8_t **owned,
+                     int *memory_fd, uint64_t now_ns, struct cox_error *err)
+{
+    struct cox_agent_link *link = &agent->link;
+    const int r = memory_fd ? cox_agent_link_receive_memory(link, frame, memory_fd, now_ns, err)
+                            : cox_agent_link_receive_owned(link, frame, owned, now_ns, err);
+    if (r == 0 && frame->kind == COX_FRAME_RECORDER_ASK)
+        cox_agent_send_recorders(agent, frame);
+    if (r == 0 && frame->kind == COX_FRAME_STACKS_ASK)
+        cox_agent_ask_stacks(agent, frame);
+    if (cox_agent_link_greets(link, frame, r, now_ns))
+        greet(agent);
+    cox_agent_run_requests(agent);
+    if (link->finishing)
+        finish(agent);
+    if (frame->kind == COX_FRAME_LEAD_BEAT) {
+        cox_group_relay_set_peers(agent->relay, link->peers, link->peer_count);
+        pthread_cond_broadcast(&agent->changed);
+    }
+    if (link->changed)
+        cox_agent_link_tick(link, now_ns);
+    return r;
+}
+
+/* May take *owned, the same bytes; NULL: they are lent. Or bytes has the head of a REQUEST alone, and
+ * may take *memory_fd, which has its payload; NULL: none has. */
+static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size, uint8_t **owned,
+                       int *memory_fd)
 {
     struct cox_frame frame;
     struct cox_error why = {0};
@@ -200,22 +229,7 @@ static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size, u
                     : cox_fail(&why, COX_CORRUPT, "a welcome that cannot be read");
         cox_node__welcome__free_unpacked(welcome, NULL);
     } else if (r == 0) {
-        r = cox_agent_link_receive_owned(&agent->link, &frame, owned, now_ns, &why);
-        if (r == 0 && frame.kind == COX_FRAME_RECORDER_ASK)
-            cox_agent_send_recorders(agent, &frame);
-        if (r == 0 && frame.kind == COX_FRAME_STACKS_ASK)
-            cox_agent_ask_stacks(agent, &frame);
-        if (cox_agent_link_greets(&agent->link, &frame, r, now_ns))
-            greet(agent);
-        cox_agent_run_requests(agent);
-        if (agent->link.finishing)
-            finish(agent);
-        if (frame.kind == COX_FRAME_LEAD_BEAT) {
-            cox_group_relay_set_peers(agent->relay, agent->link.peers, agent->link.peer_count);
-            pthread_cond_broadcast(&agent->changed);
-        }
-        if (agent->link.changed)
-            cox_agent_link_tick(&agent->link, now_ns);
+        r = link_take(agent, &frame, owned, memory_fd, now_ns, &why);
     }
     pthread_mutex_unlock(&agent->lock);
     if (r && r != COX_STALE)
@@ -225,7 +239,7 @@ static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size, u
 static void on_frame(void *context, const char *node, const uint8_t *bytes, size_t size)
 {
     (void)node;
-    frame_take(context, bytes, size, NULL);
+    frame_take(context, bytes, size, NULL, NULL);
 }
 
 static void image_take(struct agent *agent, const uint8_t *bytes, size_t size)
@@ -270,6 +284,30 @@ static int on_announce(void *context, const char *peer, const char *group, uint3
     return cox_message_check(false, agent->options->group, peer, group, kind, size, front, err);
 }
 
+/* Opaque bytes that no rank gets in a frame are passed on as they are, in the memory that they came in:
+ * unless they may name weights, which are others here. */
+static bool to_memory(void *context, uint32_t kind, uint64_t size, const uint8_t *front)
+{
+    struct agent *agent = context;
+    struct cox_frame frame;
+    if (kind != COX_DIRECT_FRAME || size - COX_FRAME_HEAD_SIZE <= COX_LARGE_PAYLOAD_KEEP_SIZE ||
+        cox_frame_unpack(front, size, &frame, NULL) || frame.kind != COX_FRAME_REQUEST ||
+        frame.type != COX_TYPE_OPAQUE)
+        return false;
+    pthread_mutex_lock(&agent->lock);
+    const bool fits = agent->images.count == 0 && frame.size > agent->request_size[frame.channel];
+    pthread_mutex_unlock(&agent->lock);
+    return fits;
+}
+
+static void on_memory(void *context, const char *peer, const char *group, uint32_t kind,
+                      const uint8_t *front, int memory_fd, uint64_t memory_size)
+{
+    (void)peer, (void)group, (void)kind; /* to_memory has seen the kind */
+    frame_take(context, front, COX_FRAME_HEAD_SIZE + memory_size, NULL, &memory_fd);
+    cox_close_fd(&memory_fd);
+}
+
 /* A peer that says what it may not, or stalls; or a connection of nobody who is known. */
 static void on_direct_end(void *context, const char *peer, int code, const char *text)
 {
@@ -299,7 +337,7 @@ static void on_direct(void *context, const char *peer, const char *group, uint32
         cox_group_relay_take(agent->relay, peer + strlen("node-"), bytes, size);
         return;
     case COX_DIRECT_FRAME:
-        frame_take(agent, bytes, size, &bytes);
+        frame_take(agent, bytes, size, &bytes, NULL);
         break;
     case COX_DIRECT_IMAGE:
         image_take(agent, bytes, size);
@@ -470,6 +508,8 @@ static int direct_open(struct agent *agent, struct cox_error *err)
         .context = agent,
         .on_message = on_direct,
         .on_announce = on_announce,
+        .to_memory = to_memory,
+        .on_memory = on_memory,
         .on_end = on_direct_end,
     };
     int r = cox_direct_open(&direct, &agent->direct, err);

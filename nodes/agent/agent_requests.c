@@ -175,6 +175,7 @@ static int run_request(struct agent *agent, const struct cox_frame *frame, uint6
         .asked = &frame->asked,
         .bytes = frame->payload,
         .size = frame->size,
+        .memory_fd = frame->memory_fd,
         .replies = true,
     };
     int r = 0;
@@ -186,7 +187,8 @@ static int run_request(struct agent *agent, const struct cox_frame *frame, uint6
         pthread_cond_broadcast(&agent->changed);
         return 0;
     }
-    cox_images_translate(&agent->images, (uint8_t *)(uintptr_t)frame->payload, frame->size);
+    if (frame->payload)
+        cox_images_translate(&agent->images, (uint8_t *)(uintptr_t)frame->payload, frame->size);
     uint8_t *rewritten = request_rewrite(agent, frame, &request.size, &r, &why);
     if (rewritten)
         request.bytes = rewritten;

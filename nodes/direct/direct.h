@@ -82,6 +82,14 @@ struct cox_direct_options {
      * connection's thread. */
     int (*on_announce)(void *context, const char *peer, const char *group, uint32_t kind,
                        uint64_t size, const uint8_t *front, struct cox_error *err);
+    /* Whether one that is wanted, and larger than its front, goes to on_memory: what follows the front
+     * is written to memory of its own as it arrives, and not to one buffer that is copied later. NULL:
+     * none does. */
+    bool (*to_memory)(void *context, uint32_t kind, uint64_t size, const uint8_t *front);
+    /* As on_message, for those. Takes memory_fd, sealed memory of memory_size bytes that is open for
+     * reading only; front is lent. */
+    void (*on_memory)(void *context, const char *peer, const char *group, uint32_t kind,
+                      const uint8_t *front, int memory_fd, uint64_t memory_size);
     /* An incoming connection of `peer` has ended: once for each, after its last on_message. Or one
      * was refused (peer NULL: its name is not known). text has the reason, and code 0 if it is none
      * that anybody should know: the peer has closed, or was dropped or replaced. This is not the

@@ -2,6 +2,7 @@
 #include "channel/base/base_internal.h"
 #include "channel/base/idioms.h"
 #include "channel/base/thread.h"
+#include "channel/shm/region.h"
 #include "direct_address.h"
 #include "direct_object.h"
 
@@ -14,6 +15,9 @@
 #define HANDSHAKE_NS COX_NSEC_PER_SEC
 /* What a message is first allocated; when that has arrived, so many times as much in addition. */
 #define ARRIVAL_GROWTH 7
+/* What goes to memory is read in pieces that stay in the cache until they are written. */
+#define PIECE_SIZE ((size_t)128 << 10)
+#define MEMORY_LABEL "cox_message"
 /* Until accept is tried again, when fds or memory were short. */
 #define SHORTAGE_NS (100 * COX_NSEC_PER_MSEC)
 
@@ -226,43 +230,112 @@ static int incoming_open(struct cox_direct_incoming *incoming, struct cox_error 
                                             cox_deadline_after_ns(HANDSHAKE_NS), err);
 }
 
-static int body_grow(struct cox_direct_incoming *incoming, size_t size, uint8_t **bytes,
+/* A message: all of it in bytes, or the front there, and what follows it in memory. */
+struct body {
+    uint32_t kind;
+    uint8_t *bytes;
+    size_t size;
+    /* without seals, while it is written; -1: all is in bytes */
+    int memory_fd;
+};
+
+static void body_deinit(struct body *body)
+{
+    free(body->bytes);
+    cox_close_fd(&body->memory_fd);
+}
+
+/* Room for so many bytes of it: those of memory are allocated as they are written. */
+static int body_grow(struct cox_direct_incoming *incoming, struct body *body, size_t room,
                      struct cox_error *err)
 {
-    int r = memory_take(incoming, size, err);
-    uint8_t *grown = r == 0 && size ? cox_allocate_large(*bytes, size) : NULL;
-    if (r == 0 && size && !grown)
-        return cox_fail(err, COX_NO_SPACE, "no memory for a message of %zu bytes", size);
-    *bytes = grown ? grown : *bytes;
+    int r = memory_take(incoming, room, err);
+    if (r || room == 0 || body->memory_fd >= 0)
+        return r;
+    uint8_t *grown = cox_allocate_large(body->bytes, room);
+    if (!grown)
+        return cox_fail(err, COX_NO_SPACE, "no memory for a message of %zu bytes", room);
+    body->bytes = grown;
+    return 0;
+}
+
+/* The front is there: whether the message is wanted, and where the rest goes. */
+static int body_announce(struct cox_direct_incoming *incoming, struct body *body,
+                         struct cox_error *err)
+{
+    struct cox_direct *direct = incoming->direct;
+    int r = direct->on_announce
+                ? direct->on_announce(direct->context, incoming->peer, incoming->group, body->kind,
+                                      body->size, body->bytes, err)
+                : 0;
+    if (r || body->size <= COX_DIRECT_FRONT_SIZE || !direct->to_memory ||
+        !direct->to_memory(direct->context, body->kind, body->size, body->bytes))
+        return r;
+    return cox_region_create_unnamed_sparse(MEMORY_LABEL, body->size - COX_DIRECT_FRONT_SIZE, 0,
+                                            &body->memory_fd, err);
+}
+
+/* Reads what is between the two places. buffer_size: what bytes has room for. */
+static int body_fill(struct cox_direct_incoming *incoming, struct body *body, size_t from,
+                     size_t to, size_t buffer_size, uint64_t deadline_ns, struct cox_error *err)
+{
+    uint8_t *piece = body->bytes + COX_DIRECT_FRONT_SIZE;
+    if (body->memory_fd < 0)
+        return cox_direct_stream_read_body(&incoming->stream, body->bytes + from, to - from,
+                                           deadline_ns, err);
+    int r = 0;
+    for (size_t done = from, size; r == 0 && done < to; done += size) {
+        size = buffer_size - COX_DIRECT_FRONT_SIZE;
+        size = size < PIECE_SIZE ? size : PIECE_SIZE;
+        size = size < to - done ? size : to - done;
+        r = cox_direct_stream_read_body(&incoming->stream, piece, size, deadline_ns, err);
+        if (r == 0)
+            r = cox_region_fill(body->memory_fd, done - COX_DIRECT_FRONT_SIZE, piece, size,
+                                MEMORY_LABEL, err);
+    }
     return r;
 }
 
 /* A head alone makes nobody allocate much, and what has begun must come. */
-static int body_read(struct cox_direct_incoming *incoming, uint32_t kind, size_t size,
-                     uint8_t **ret_bytes, struct cox_error *err)
+static int body_read(struct cox_direct_incoming *incoming, struct body *body, struct cox_error *err)
 {
-    struct cox_direct *direct = incoming->direct;
     const uint64_t patience_ns = cox_deadline_after_ns(COX_DIRECT_PATIENCE_NS);
-    _cox_cleanup_(cox_free_ptr) uint8_t *bytes = NULL;
-    size_t room = size < COX_DIRECT_SMALL_SIZE ? size : COX_DIRECT_SMALL_SIZE, done = 0;
-    size_t end = size < COX_DIRECT_FRONT_SIZE ? size : COX_DIRECT_FRONT_SIZE;
-    int r = body_grow(incoming, room, &bytes, err);
+    const size_t size = body->size,
+                 first = size < COX_DIRECT_SMALL_SIZE ? size : COX_DIRECT_SMALL_SIZE;
+    size_t done = 0, room = first,
+           end = size < COX_DIRECT_FRONT_SIZE ? size : COX_DIRECT_FRONT_SIZE;
+    int r = body_grow(incoming, body, room, err);
     if (r == 0 && end > 0)
-        r = cox_direct_stream_read_body(&incoming->stream, bytes, end, patience_ns, err);
-    if (r == 0 && direct->on_announce)
-        r = direct->on_announce(direct->context, incoming->peer, incoming->group, kind, size, bytes,
-                                err);
+        r = cox_direct_stream_read_body(&incoming->stream, body->bytes, end, patience_ns, err);
+    if (r == 0)
+        r = body_announce(incoming, body, err);
     for (done = end, end = room; r == 0 && done < size; end = room) {
-        r = cox_direct_stream_read_body(&incoming->stream, bytes + done, end - done,
-                                        patience_ns + end * COX_DIRECT_NS_PER_BYTE, err);
+        r = body_fill(incoming, body, done, end, first, patience_ns + end * COX_DIRECT_NS_PER_BYTE,
+                      err);
         done = end;
         if (done < size)
             room = ARRIVAL_GROWTH * done < size - done ? done + ARRIVAL_GROWTH * done : size;
         if (r == 0 && done < size)
-            r = body_grow(incoming, room, &bytes, err);
+            r = body_grow(incoming, body, room, err);
     }
+    return r;
+}
+
+/* Passes a message on. */
+static int body_deliver(struct cox_direct_incoming *incoming, struct body *body,
+                        struct cox_error *err)
+{
+    struct cox_direct *direct = incoming->direct;
+    int memory_fd = -1, r = 0;
+    if (body->memory_fd < 0) {
+        direct->on_message(direct->context, incoming->peer, incoming->group, body->kind,
+                           cox_steal_ptr(&body->bytes), body->size);
+        return 0;
+    }
+    r = cox_region_seal_filled(body->memory_fd, MEMORY_LABEL, &memory_fd, err);
     if (r == 0)
-        *ret_bytes = cox_steal_ptr(&bytes);
+        direct->on_memory(direct->context, incoming->peer, incoming->group, body->kind, body->bytes,
+                          memory_fd, body->size - COX_DIRECT_FRONT_SIZE);
     return r;
 }
 
@@ -270,19 +343,21 @@ static int incoming_receive(struct cox_direct_incoming *incoming, struct cox_err
 {
     struct cox_direct *direct = incoming->direct;
     for (;;) {
-        uint32_t kind = 0;
-        _cox_cleanup_(cox_free_ptr) uint8_t *bytes = NULL;
+        _cox_cleanup_(body_deinit) struct body body = {.memory_fd = -1};
         uint64_t size = 0;
-        int r = cox_direct_stream_read_head(&incoming->stream, direct->size_max, &kind, &size, err);
+        int r = cox_direct_stream_read_head(&incoming->stream, direct->size_max, &body.kind, &size,
+                                            err);
+        body.size = (size_t)size;
         if (r == 0)
-            r = body_read(incoming, kind, (size_t)size, &bytes, err);
+            r = body_read(incoming, &body, err);
         if (r)
             return r;
         /* After shutdown(2) the kernel still gives what has arrived. */
         if (incoming_cause(incoming) > CAUSE_REPLACED)
             return cox_fail(err, COX_CLOSED, "a message was discarded");
-        direct->on_message(direct->context, incoming->peer, incoming->group, kind,
-                           cox_steal_ptr(&bytes), (size_t)size);
+        r = body_deliver(incoming, &body, err);
+        if (r)
+            return r;
         memory_release(incoming);
     }
 }

@@ -55,6 +55,9 @@ struct cox_direct {
                        uint8_t *bytes, size_t size);
     int (*on_announce)(void *context, const char *peer, const char *group, uint32_t kind,
                        uint64_t size, const uint8_t *front, struct cox_error *err);
+    bool (*to_memory)(void *context, uint32_t kind, uint64_t size, const uint8_t *front);
+    void (*on_memory)(void *context, const char *peer, const char *group, uint32_t kind,
+                      const uint8_t *front, int memory_fd, uint64_t memory_size);
     void (*on_end)(void *context, const char *peer, int code, const char *text);
     /* -1: does not listen */
     int listen_fd;

@@ -24,7 +24,8 @@ static void request_clear(struct cox_agent_request *request)
 {
     free(request->frame);
     free(request->answer);
-    *request = (struct cox_agent_request){0};
+    cox_close_fd(&request->memory_fd);
+    *request = (struct cox_agent_request){.memory_fd = -1};
 }
 
 static void link_forget(struct cox_agent_link *link)
@@ -40,6 +41,9 @@ void cox_agent_link_init(struct cox_agent_link *link, uint64_t agent)
     link->times = (struct cox_node_times)COX_NODE_TIMES_DEFAULT;
     link->agent = agent;
     link->depth = 1;
+    for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++)
+        for (uint32_t i = 0; i < COX_NODE_DEPTH_MAX; i++)
+            link->channels[c].requests[i].memory_fd = -1;
 }
 
 void cox_agent_link_deinit(struct cox_agent_link *link)
@@ -144,8 +148,34 @@ static void answer_send(struct cox_agent_link *link, struct cox_agent_request *r
     link->send(link->context, copy, request->answer_size);
 }
 
+/* What a frame came in, which a request takes; NULL: it copies. */
+struct source {
+    uint8_t **bytes;
+    int *memory_fd;
+};
+
+/* Of the request, which is clear. Returns 0 or -ENOMEM. */
+static int request_keep(struct cox_agent_request *request, const struct cox_frame *frame,
+                        const struct source *source)
+{
+    const bool copies = !source->bytes && !source->memory_fd;
+    request->size = COX_FRAME_HEAD_SIZE + frame->size;
+    request->frame =
+        source->bytes ? *source->bytes : malloc(copies ? request->size : COX_FRAME_HEAD_SIZE);
+    if (!request->frame)
+        return -ENOMEM;
+    if (source->bytes)
+        *source->bytes = NULL;
+    if (source->memory_fd)
+        request->memory_fd = cox_steal_fd(source->memory_fd);
+    cox_frame_pack_head(frame, request->frame);
+    if (copies && frame->size)
+        memcpy(request->frame + COX_FRAME_HEAD_SIZE, frame->payload, frame->size);
+    return 0;
+}
+
 static int receive_request(struct cox_agent_link *link, const struct cox_frame *frame,
-                           uint8_t **bytes, uint64_t now_ns)
+                           const struct source *source, uint64_t now_ns)
 {
     struct cox_agent_channel *channel = &link->channels[frame->channel];
     struct cox_agent_request *request = request_of(link, frame->channel, frame->sequence);
@@ -170,18 +200,8 @@ static int receive_request(struct cox_agent_link *link, const struct cox_frame *
         link->changed = true; /* the lead sends again what is missing */
     }
     request_clear(request);
-    request->size = COX_FRAME_HEAD_SIZE + frame->size;
-    if (bytes) {
-        request->frame = *bytes;
-        *bytes = NULL;
-    } else {
-        request->frame = malloc(request->size);
-    }
-    if (!request->frame)
+    if (request_keep(request, frame, source))
         return -ENOMEM; /* as if it were lost */
-    cox_frame_pack_head(frame, request->frame);
-    if (!bytes && frame->size)
-        memcpy(request->frame + COX_FRAME_HEAD_SIZE, frame->payload, frame->size);
     request->sequence = frame->sequence;
     request->came_ns = now_ns;
     return 0;
@@ -216,14 +236,8 @@ static int receive_beat(struct cox_agent_link *link, const struct cox_frame *fra
     return 0;
 }
 
-int cox_agent_link_receive(struct cox_agent_link *link, const struct cox_frame *frame,
-                           uint64_t now_ns, struct cox_error *err)
-{
-    return cox_agent_link_receive_owned(link, frame, NULL, now_ns, err);
-}
-
-int cox_agent_link_receive_owned(struct cox_agent_link *link, const struct cox_frame *frame,
-                                 uint8_t **bytes, uint64_t now_ns, struct cox_error *err)
+static int frame_receive(struct cox_agent_link *link, const struct cox_frame *frame,
+                         const struct source *source, uint64_t now_ns, struct cox_error *err)
 {
     /* To all nodes: of the same peers, of which this one is the incarnation that it is. */
     const bool to_all = frame->kind == COX_FRAME_REQUEST_ALL;
@@ -239,11 +253,30 @@ int cox_agent_link_receive_owned(struct cox_agent_link *link, const struct cox_f
         link->state = COX_LEAD_FOLLOWING;
         link->changed = true;
     }
-    return frame->kind == COX_FRAME_REQUEST || to_all ? receive_request(link, frame, bytes, now_ns)
+    return frame->kind == COX_FRAME_REQUEST || to_all ? receive_request(link, frame, source, now_ns)
            : frame->kind == COX_FRAME_LEAD_BEAT       ? receive_beat(link, frame, err)
            : frame->kind == COX_FRAME_RECORDER_ASK || frame->kind == COX_FRAME_STACKS_ASK
                ? 0
                : COX_CORRUPT;
+}
+
+int cox_agent_link_receive(struct cox_agent_link *link, const struct cox_frame *frame,
+                           uint64_t now_ns, struct cox_error *err)
+{
+    return frame_receive(link, frame, &(struct source){0}, now_ns, err);
+}
+
+int cox_agent_link_receive_owned(struct cox_agent_link *link, const struct cox_frame *frame,
+                                 uint8_t **bytes, uint64_t now_ns, struct cox_error *err)
+{
+    return frame_receive(link, frame, &(struct source){.bytes = bytes}, now_ns, err);
+}
+
+int cox_agent_link_receive_memory(struct cox_agent_link *link, const struct cox_frame *frame,
+                                  int *memory_fd, uint64_t now_ns, struct cox_error *err)
+{
+    COX_ASSERT(frame->kind == COX_FRAME_REQUEST);
+    return frame_receive(link, frame, &(struct source){.memory_fd = memory_fd}, now_ns, err);
 }
 
 int64_t cox_agent_link_offset(const struct cox_agent_link *link)
@@ -284,6 +317,9 @@ bool cox_agent_link_next(struct cox_agent_link *link, uint32_t c, uint64_t now_n
         if (!next)
             return false;
         cox_frame_unpack(next->frame, next->size, ret_frame, NULL); /* it was packed here */
+        if (next->memory_fd >= 0)
+            ret_frame->payload = NULL;
+        ret_frame->memory_fd = next->memory_fd;
         /* What does not come any more is not waited for. */
         if (ret_frame->previous != channel->taken && ret_frame->previous > channel->gone)
             return false;
@@ -306,6 +342,7 @@ void cox_agent_link_taken(struct cox_agent_link *link, uint32_t c, uint64_t sequ
         return;
     free(request->frame);
     request->frame = NULL;
+    cox_close_fd(&request->memory_fd);
     request->taken = true;
     channel->taken = sequence;
     link->run++;

@@ -74,9 +74,11 @@ struct cox_frame {
     uint64_t void_through;
     uint64_t gone;
     struct cox_rank_set asked;
-    /* lent */
+    /* lent; NULL, with a size: it is in memory, which the agent has beside the frame */
     const uint8_t *payload;
     size_t size;
+    /* lent, with payload NULL */
+    int memory_fd;
 };
 
 /* Writes the head; the payload follows it. */

@@ -49,6 +49,20 @@ static int fill(void *object, struct cox_error *err)
     return r;
 }
 
+static int adopt(void *object, struct cox_error *err)
+{
+    static const uint8_t bytes[BLOCK_SIZE];
+    struct cox_large_payload block = {0};
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    const struct iovec whole = {(void *)(uintptr_t)bytes, sizeof bytes};
+    int r = cox_region_create_unnamed_filled("adopted", &whole, sizeof bytes, &fd, err);
+    if (r == 0)
+        r = cox_large_payload_adopt(&sender, NULL, fd, sizeof bytes, &block, err);
+    if (r == 0)
+        memcpy(object, &block, sizeof block);
+    return r;
+}
+
 DESTROY(drop, cox_large_payload_drop(&sender, object))
 
 static void sender_prepare_kept(void)
@@ -138,6 +152,14 @@ PLAIN_TEST(m3_b15_b19_b29_b47_any_call_may_fail)
                .codes = no_space,
                .lenient = true, /* as above */
                .construct = fill,
+               .destroy = drop,
+               .prepare = sender_prepare,
+               .restore = sender_restore},
+              {.name = "large_payload_adopt",
+               .size = sizeof(struct cox_large_payload),
+               .codes = no_space,
+               .lenient = true, /* as above */
+               .construct = adopt,
                .destroy = drop,
                .prepare = sender_prepare,
                .restore = sender_restore},

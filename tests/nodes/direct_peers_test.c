@@ -387,6 +387,150 @@ BOX_TEST(messages_that_are_not_wanted_are_not_read)
     close(fd);
 }
 
+static bool odd_to_memory(void *context, uint32_t kind, uint64_t size, const uint8_t *front)
+{
+    (void)context, (void)front;
+    assert_true(size > COX_DIRECT_FRONT_SIZE);
+    return kind % 2;
+}
+
+/* Puts front and memory together again, for the box. */
+static void to_box(void *context, const char *peer, const char *group, uint32_t kind,
+                   const uint8_t *front, int memory_fd, uint64_t memory_size)
+{
+    struct box *box = context;
+    uint8_t *bytes = malloc(COX_DIRECT_FRONT_SIZE + memory_size);
+    struct stat st;
+    assert_non_null(bytes);
+    assert_int_equal(fstat(memory_fd, &st), 0);
+    assert_int_equal(st.st_size, memory_size);
+    const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
+    assert_int_equal(fcntl(memory_fd, F_GET_SEALS) & seals, seals);
+    assert_int_equal(fcntl(memory_fd, F_GETFL) & O_ACCMODE, O_RDONLY);
+    memcpy(bytes, front, COX_DIRECT_FRONT_SIZE);
+    assert_int_equal(pread(memory_fd, bytes + COX_DIRECT_FRONT_SIZE, memory_size, 0), memory_size);
+    close(memory_fd);
+    pthread_mutex_lock(&box->lock);
+    free(box->bytes);
+    snprintf(box->peer, sizeof box->peer, "%s", peer);
+    snprintf(box->group, sizeof box->group, "%s", group);
+    box->kind = kind;
+    box->bytes = bytes;
+    box->size = COX_DIRECT_FRONT_SIZE + memory_size;
+    box->message_count++;
+    pthread_cond_broadcast(&box->changed);
+    pthread_mutex_unlock(&box->lock);
+}
+
+BOX_TEST(messages_go_to_memory_of_their_own)
+{
+    static const size_t sizes[] = {0, 1, 96, 97, 98, 4096, MIB, MIB + 1, 3 * MIB, 20 * MIB + 12345};
+    struct cox_direct_options options = options_of("node-b", NULL, box);
+    options.to_memory = odd_to_memory;
+    options.on_memory = to_box;
+    struct cox_direct *b = opened(&options), *a = node("node-a", NULL, NULL);
+    uint8_t *bytes = malloc(21 * MIB);
+    assert_non_null(bytes);
+    for (size_t i = 0; i < 21 * MIB; i++)
+        bytes[i] = (uint8_t)(i * 31 + (i >> 9));
+    uint32_t count = 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (uint32_t kind = 8; kind < 10; kind++) {
+            assert_int_equal(send_bytes(a, "node-b", cox_direct_port(b), kind, bytes, sizes[i],
+                                        PATIENCE_MS, NULL),
+                             0);
+            box_await(box, ++count);
+            assert_int_equal(box->kind, kind);
+            assert_int_equal(box->size, sizes[i]);
+            assert_memory_equal(box->bytes ? box->bytes : bytes, bytes, sizes[i]);
+        }
+    free(bytes);
+    /* One that ends within leaves no memory behind. */
+    int fd = raw_connect(cox_direct_port(b));
+    raw_hello(fd, "node-c");
+    raw_head(fd, 0x44584f43, 8 * MIB, 0);
+    raw_send(fd, 3 * MIB);
+    close(fd);
+    box_await_end(box, "node-c (127.0.0.1");
+    assert_int_equal(box_message_count(box), count);
+}
+
+/* As many bytes of a part are there as the test has said. */
+struct growing {
+    pthread_mutex_t lock;
+    pthread_cond_t grown;
+    size_t there, asked;
+};
+
+static size_t growing_await(void *context, size_t done)
+{
+    struct growing *growing = context;
+    pthread_mutex_lock(&growing->lock);
+    growing->asked = done;
+    pthread_cond_broadcast(&growing->grown);
+    while (growing->there <= done)
+        pthread_cond_wait(&growing->grown, &growing->lock);
+    const size_t there = growing->there;
+    pthread_mutex_unlock(&growing->lock);
+    return there;
+}
+
+struct growing_send {
+    struct cox_direct *from;
+    uint16_t port;
+    struct cox_direct_message message;
+    int result;
+};
+
+static void *growing_send_main(void *argument)
+{
+    struct growing_send *send = argument;
+    char address[32];
+    snprintf(address, sizeof address, "127.0.0.1:%u", send->port);
+    send->result = cox_direct_send_message(send->from, "node-b", address, &send->message,
+                                           cox_deadline_after_ms(PATIENCE_MS), NULL);
+    return NULL;
+}
+
+BOX_TEST(a_part_is_sent_as_it_is_written)
+{
+    static const size_t steps[] = {1, 100, 5 * MIB, 5 * MIB + 1, 9 * MIB};
+    struct cox_direct *b = node("node-b", "b", box), *a = node("node-a", "a", NULL);
+    struct growing growing = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, SIZE_MAX};
+    uint8_t *bytes = malloc(9 * MIB), first[100];
+    assert_non_null(bytes);
+    memset(first, 'f', sizeof first);
+    const struct iovec parts[] = {{first, sizeof first}, {bytes, 9 * MIB}};
+    struct growing_send send = {.from = a,
+                                .port = cox_direct_port(b),
+                                .message = {.kind = 9,
+                                            .parts = parts,
+                                            .count = 2,
+                                            .await = growing_await,
+                                            .await_context = &growing}};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, growing_send_main, &send), 0);
+    for (size_t i = 0, done = 0; i < sizeof steps / sizeof *steps; done = steps[i++]) {
+        pthread_mutex_lock(&growing.lock);
+        while (growing.asked != done) /* all before it was taken */
+            pthread_cond_wait(&growing.grown, &growing.lock);
+        pthread_mutex_unlock(&growing.lock);
+        for (size_t at = done; at < steps[i]; at++)
+            bytes[at] = (uint8_t)(at * 7 + (at >> 10));
+        pthread_mutex_lock(&growing.lock);
+        growing.there = steps[i];
+        pthread_cond_broadcast(&growing.grown);
+        pthread_mutex_unlock(&growing.lock);
+    }
+    pthread_join(thread, NULL);
+    assert_int_equal(send.result, 0);
+    box_await(box, 1);
+    assert_int_equal(box->size, sizeof first + 9 * MIB);
+    assert_memory_equal(box->bytes, first, sizeof first);
+    assert_memory_equal(box->bytes + sizeof first, bytes, 9 * MIB);
+    free(bytes);
+}
+
 struct flood {
     uint16_t port;
     _Atomic bool over;

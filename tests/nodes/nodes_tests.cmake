@@ -64,6 +64,8 @@ if(COX_NODES)
         if(COX_BUILD_PYTHON)
             cox_command_test(NAME nodes/stacks LABEL nodes TIER nightly TIMEOUT 150 PROCESSORS 2
                 COMMAND ${where_possible} /usr/bin/python3 ${nodes_here}/stacks.py ${PROJECT_BINARY_DIR})
+            cox_command_test(NAME nodes/large LABEL nodes TIER nightly TIMEOUT 150 PROCESSORS 2
+                COMMAND ${where_possible} /usr/bin/python3 ${nodes_here}/large.py ${PROJECT_BINARY_DIR})
         endif()
         cox_command_test(NAME nodes/pods LABEL nodes TIER nightly TIMEOUT 120 PROCESSORS 2
             COMMAND ${where_possible} /usr/bin/python3 ${nodes_here}/pods.py ${PROJECT_BINARY_DIR})

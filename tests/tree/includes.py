@@ -57,9 +57,9 @@ FOLDERS = {
     "coordinator/server": "channel/base channel/recorder channel/shm channel/socket proto coordinator/collector coordinator/executor coordinator/stacks "
                           "coordinator/recovery",
     "nodes/link": "channel/base channel/text channel/recorder channel/shm coordinator/transport",
-    "nodes/direct": "channel/base channel/socket",
+    "nodes/direct": "channel/base channel/shm channel/socket",
     "nodes/lead": "channel/base nodes nodes/link",
-    "nodes/agent": "channel/base channel/recorder channel/socket proto coordinator/executor coordinator/recording nodes nodes/link",
+    "nodes/agent": "channel/base channel/memory channel/recorder channel/socket proto coordinator/executor coordinator/recording nodes nodes/link",
     "nodes": "channel/base channel/kv worker/group nodes/link nodes/direct coordinator/transport",
     "engine/model": "channel/base",
     "engine/compute": "channel/base engine/model",

@@ -140,6 +140,31 @@ TEST(m3_what_is_filled_is_there_and_never_changes)
     end(&block);
 }
 
+TEST(m3_memory_that_has_the_bytes_is_adopted)
+{
+    static const uint8_t content[] = "adopted";
+    struct cox_large_payload block = {0};
+    const uint8_t *bytes;
+    int fd = -1;
+    begin();
+    const struct iovec whole = {(void *)(uintptr_t)content, sizeof content};
+    assert_int_equal(cox_region_create_unnamed_filled("adopted", &whole, sizeof content, &fd, NULL),
+                     0);
+    assert_int_equal(cox_large_payload_adopt(&sender, NULL, fd, sizeof content, &block, NULL), 0);
+    close(fd); /* it was lent */
+    assert_int_equal(atomic_load(&sender.block_bytes), sizeof content);
+    assert_true(cox_large_payload_is_transient(&block));
+    const struct cox_large_payload_ref ref = cox_large_payload_refer(&block, sizeof content);
+    struct cox_large_payload_view view = {0};
+    assert_int_equal(cox_large_payload_view_map(&view, &ref, &self, &bytes, NULL), 0);
+    assert_memory_equal(bytes, content, sizeof content);
+    cox_large_payload_view_drop(&view);
+    struct cox_large_payload none = {0};
+    assert_int_equal(cox_large_payload_adopt(&sender, NULL, -1, 1, &none, NULL), -EBADF);
+    assert_null(none.region.base);
+    end(&block);
+}
+
 TEST(m3_a_reserve_finds_what_is_large_enough)
 {
     begin();
