@@ -14,8 +14,10 @@
 /* A message must be handed over by then, and by what cox_frame_transfer_ns adds for its size. */
 #define SEND_MS 10000
 #define ADDRESS_SIZE 128
-/* More than that waits only of messages up to SMALL_SIZE. */
+/* More than that waits only of messages up to SMALL_SIZE; and of large requests, which all outboxes
+ * share, more than LARGE_SIZE_MAX not. */
 #define WAITING_SIZE_MAX ((size_t)256 << 20)
+#define LARGE_SIZE_MAX ((size_t)1 << 30)
 #define SMALL_SIZE 65536
 
 struct message {
@@ -38,8 +40,8 @@ struct cox_outbox {
     pthread_cond_t changed;
     /* under the lock */
     struct message *first, **end;
-    /* bytes */
-    size_t waiting;
+    /* bytes of messages, and of large requests behind them */
+    size_t waiting, large_waiting;
     bool threaded, ending;
     pthread_t thread;
 };
@@ -75,7 +77,7 @@ static void messages_free(struct cox_outbox *outbox)
         message_free(message);
     }
     outbox->end = &outbox->first;
-    outbox->waiting = 0;
+    outbox->waiting = outbox->large_waiting = 0;
 }
 
 struct cox_outbox *cox_outbox_free(struct cox_outbox *outbox)
@@ -108,10 +110,14 @@ void cox_outbox_drop(struct cox_outbox *outbox)
     cox_direct_drop(outbox->options.direct, outbox->peer);
 }
 
+static size_t large_size(const struct message *message)
+{
+    return message->large ? cox_large_request_size(message->large) : 0;
+}
+
 static uint64_t message_size(const struct message *message)
 {
-    return message->size + message->fd_size +
-           (message->large ? cox_large_request_size(message->large) : 0);
+    return message->size + message->fd_size + large_size(message);
 }
 
 static int message_send(struct cox_outbox *outbox, const struct message *message,
@@ -169,6 +175,7 @@ static void *outbox_main(void *context)
         if (!outbox->first)
             outbox->end = &outbox->first;
         outbox->waiting -= message->size;
+        outbox->large_waiting -= large_size(message);
         pthread_mutex_unlock(&outbox->lock);
         message_handle(outbox, message);
         message_free(message);
@@ -195,9 +202,11 @@ static void message_put(struct cox_outbox *outbox, const char *address, struct m
     if (!outbox->threaded && !outbox->ending)
         outbox->threaded = cox_thread_start(&outbox->thread, outbox_main, outbox) == 0;
     const bool sent = outbox->threaded && !outbox->ending &&
-                      (size <= SMALL_SIZE || outbox->waiting <= WAITING_SIZE_MAX);
+                      (size <= SMALL_SIZE || outbox->waiting <= WAITING_SIZE_MAX) &&
+                      (!message->large || outbox->large_waiting <= LARGE_SIZE_MAX);
     if (sent) {
         outbox->waiting += size;
+        outbox->large_waiting += large_size(message);
         *outbox->end = message;
         outbox->end = &message->next;
         pthread_cond_broadcast(&outbox->changed);

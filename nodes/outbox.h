@@ -43,7 +43,8 @@ void cox_outbox_clear(struct cox_outbox *outbox);
  * on the way; and if it has more than 64 KiB, and 256 MiB wait already: nobody reads them. */
 void cox_outbox_put(struct cox_outbox *outbox, const char *address, uint32_t kind, uint8_t *bytes,
                     size_t size, int fd, uint64_t fd_size);
-/* The same, and behind bytes those of a large request, also while they are copied. */
+/* The same, and behind bytes those of a large request, also while they are copied. Dropped if of large
+ * requests more than 1 GiB waits already. */
 void cox_outbox_put_large(struct cox_outbox *outbox, const char *address, uint32_t kind,
                           uint8_t *bytes, size_t size, struct cox_large_request *large);
 

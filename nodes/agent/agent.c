@@ -285,14 +285,13 @@ static int on_announce(void *context, const char *peer, const char *group, uint3
 }
 
 /* Opaque bytes that no rank gets in a frame are passed on as they are, in the memory that they came in:
- * unless they may name weights, which are others here. */
+ * unless they may name weights, which are others here. Those come before on the same connection. */
 static bool to_memory(void *context, uint32_t kind, uint64_t size, const uint8_t *front)
 {
     struct agent *agent = context;
     struct cox_frame frame;
     if (kind != COX_DIRECT_FRAME || size - COX_FRAME_HEAD_SIZE <= COX_LARGE_PAYLOAD_KEEP_SIZE ||
-        cox_frame_unpack(front, size, &frame, NULL) || frame.kind != COX_FRAME_REQUEST ||
-        frame.type != COX_TYPE_OPAQUE)
+        cox_frame_unpack(front, size, &frame, NULL) || !cox_frame_is_passed_on(&frame))
         return false;
     pthread_mutex_lock(&agent->lock);
     const bool fits = agent->images.count == 0 && frame.size > agent->request_size[frame.channel];

@@ -135,9 +135,9 @@ static void info_translate(const struct cox_agent_link *link,
 static uint8_t *request_rewrite(struct agent *agent, const struct cox_frame *frame,
                                 size_t *ret_size, int *ret_status, struct cox_error *err)
 {
-    if (frame->type != COXSWAIN__EXECUTE_TYPE__PD_LINK &&
-        frame->type != COXSWAIN__EXECUTE_TYPE__KV_TRANSFER &&
-        frame->type != COXSWAIN__EXECUTE_TYPE__LORA_OPERATION)
+    if (!frame->payload || (frame->type != COXSWAIN__EXECUTE_TYPE__PD_LINK &&
+                            frame->type != COXSWAIN__EXECUTE_TYPE__KV_TRANSFER &&
+                            frame->type != COXSWAIN__EXECUTE_TYPE__LORA_OPERATION))
         return NULL;
     const struct cox_agent_link *link = &agent->link;
     Coxswain__ExecuteRequest *message =
@@ -244,7 +244,8 @@ void cox_agent_run_requests(struct agent *agent)
 static bool run_transfer(struct agent *agent, const struct cox_frame *frame, uint64_t deadline_ns)
 {
     Coxswain__ExecuteRequest *message =
-        coxswain__execute_request__unpack(NULL, frame->size, frame->payload);
+        frame->payload ? coxswain__execute_request__unpack(NULL, frame->size, frame->payload)
+                       : NULL;
     const Coxswain__PullKVRequest *pulls =
         message && message->request_case == COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST
             ? message->pull_kv_request
@@ -264,7 +265,8 @@ static bool run_transfer(struct agent *agent, const struct cox_frame *frame, uin
         pthread_mutex_lock(&agent->lock);
         agent->pulling = 0;
     }
-    coxswain__execute_request__free_unpacked(message, NULL);
+    if (message)
+        coxswain__execute_request__free_unpacked(message, NULL);
     return r != COX_FULL;
 }
 

@@ -83,8 +83,8 @@ struct cox_direct_options {
     int (*on_announce)(void *context, const char *peer, const char *group, uint32_t kind,
                        uint64_t size, const uint8_t *front, struct cox_error *err);
     /* Whether one that is wanted, and larger than its front, goes to on_memory: what follows the front
-     * is written to memory of its own as it arrives, and not to one buffer that is copied later. NULL:
-     * none does. */
+     * is written to memory of its own as it arrives, and not to one buffer that is copied later. Asked
+     * once, before the rest comes. NULL: none does. */
     bool (*to_memory)(void *context, uint32_t kind, uint64_t size, const uint8_t *front);
     /* As on_message, for those. Takes memory_fd, sealed memory of memory_size bytes that is open for
      * reading only; front is lent. */

@@ -313,14 +313,15 @@ static uint64_t u64_get(const uint8_t *at)
     return le64toh(value);
 }
 
-/* A part that is still being written: as far as it is. */
+/* A part that is still being written: as far as it is. What was gathered before it goes first. */
 static int gathering_follow(struct gathering *gathering, const struct cox_direct_message *message,
                             const struct iovec *part, struct cox_error *err)
 {
-    int r = 0;
+    int r = gathering_flush(gathering, err);
     for (size_t done = 0, end; r == 0 && done < part->iov_len; done = end) {
         end = message->await(message->await_context, done);
-        r = gathering_add(gathering, (const uint8_t *)part->iov_base + done, end - done, err);
+        r = stream_write(gathering->stream, (const uint8_t *)part->iov_base + done, end - done,
+                         gathering->deadline_ns, err);
     }
     return r;
 }

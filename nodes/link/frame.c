@@ -78,6 +78,12 @@ size_t cox_frame_size_max(enum cox_frame_kind kind)
     return sizes[kind];
 }
 
+bool cox_frame_is_passed_on(const struct cox_frame *frame)
+{
+    return frame->kind == COX_FRAME_REQUEST && frame->type == COX_TYPE_OPAQUE &&
+           frame->channel == COX_CHANNEL_EXECUTE;
+}
+
 void cox_frame_pack_head(const struct cox_frame *frame, uint8_t head[COX_FRAME_HEAD_SIZE])
 {
     memset(head, 0, COX_FRAME_HEAD_SIZE);

@@ -100,6 +100,9 @@ static inline bool cox_frame_shows_life(size_t size)
 {
     return size <= 65536;
 }
+/* Whether an agent passes its payload on as it is, so that it may come in memory: an opaque request, on
+ * the channel of those. */
+bool cox_frame_is_passed_on(const struct cox_frame *frame);
 /* Bytes of the payload that a frame of this kind may have. */
 size_t cox_frame_size_max(enum cox_frame_kind kind);
 const char *cox_frame_kind_name(enum cox_frame_kind kind);

@@ -72,6 +72,12 @@ void cox_large_request_fill(struct cox_large_request *request, const void *bytes
     }
 }
 
+uint32_t cox_large_request_references(const struct cox_large_request *request)
+{
+    /* relaxed: for tests. */
+    return atomic_load_explicit(&request->references, memory_order_relaxed);
+}
+
 const uint8_t *cox_large_request_bytes(const struct cox_large_request *request)
 {
     return request->bytes;

@@ -22,6 +22,8 @@ struct cox_large_request *cox_large_request_unref(struct cox_large_request *requ
 /* Copies the bytes of the request, once: a reference that waits must get them all. */
 void cox_large_request_fill(struct cox_large_request *request, const void *bytes);
 
+/* How many references there are, for tests. */
+uint32_t cox_large_request_references(const struct cox_large_request *request);
 /* Lent with the reference. As many of them as await has returned may be read. */
 const uint8_t *cox_large_request_bytes(const struct cox_large_request *request);
 size_t cox_large_request_size(const struct cox_large_request *request);

@@ -281,6 +281,19 @@ static void channel_give_up(const struct cox_lead_link *link, struct cox_lead_ch
     channel->gone = through;
 }
 
+static void publish_fail(struct cox_lead_link *link, const struct cox_transport_request *request,
+                         const struct cox_rank_set *owed)
+{
+    for (uint32_t i = 0; i < link->rank_count; i++) {
+        if (!cox_rank_set_has(owed, link->rank_first + i))
+            continue;
+        struct cox_lead_event *event = event_add(link, COX_LEAD_REPLY);
+        event->channel = request->channel;
+        event->sequence = request->sequence;
+        event->rank = link->rank_first + i;
+    }
+}
+
 void cox_lead_link_publish(struct cox_lead_link *link, const struct cox_transport_request *request,
                            struct cox_large_request *large, uint64_t now_ns)
 {
@@ -314,10 +327,14 @@ void cox_lead_link_publish(struct cox_lead_link *link, const struct cox_transpor
         .asked = *request->asked,
         .size = request->size,
     };
-    own->large = large ? cox_large_request_ref(large) : NULL;
     own->size = COX_FRAME_HEAD_SIZE + (large ? 0 : request->size);
     own->frame = cox_allocate_large(NULL, own->size);
-    COX_ASSERT(own->frame);
+    if (!own->frame) { /* the node does not hear of it, and waits for none of its number */
+        if (request->replies)
+            publish_fail(link, request, &owed);
+        return;
+    }
+    own->large = large ? cox_large_request_ref(large) : NULL;
     cox_frame_pack_head(&frame, own->frame);
     if (request->size && !large)
         memcpy(own->frame + COX_FRAME_HEAD_SIZE, request->bytes, request->size);

@@ -173,7 +173,8 @@ void cox_lead_link_deinit(struct cox_lead_link *link);
 /* The node is admitted: a new incarnation, whose requests begin after what was published so far. */
 void cox_lead_link_admit(struct cox_lead_link *link, uint64_t agent, uint64_t now_ns);
 /* A request of the group was published, whether or not it asks ranks of the node. large: lent, has or
- * gets its bytes, and the link keeps a reference in place of a copy; NULL: none. */
+ * gets its bytes, and the link keeps a reference in place of a copy; NULL: none. Without memory for a
+ * copy the ranks of the node are late at once. */
 void cox_lead_link_publish(struct cox_lead_link *link, const struct cox_transport_request *request,
                            struct cox_large_request *large, uint64_t now_ns);
 void cox_lead_link_cancel(struct cox_lead_link *link, uint32_t channel, uint64_t through);

@@ -74,6 +74,26 @@ PLAIN_TEST(frames_as_bytes)
     assert_string_equal(cox_frame_kind_name(COX_FRAME_KIND_COUNT), "unknown");
 }
 
+/* Whoever sends it: an agent looks into all other payloads. */
+PLAIN_TEST(opaque_requests_alone_are_passed_on)
+{
+    static const uint32_t types[] = {0, 1, 1000, COX_TYPE_OPAQUE_BLOCK, COX_TYPE_OPAQUE};
+    uint32_t count = 0;
+    for (uint32_t kind = 1; kind < COX_FRAME_KIND_COUNT; kind++)
+        for (uint32_t channel = 0; channel < COX_TWO_WAY_COUNT; channel++)
+            for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+                const struct cox_frame frame = {
+                    .kind = (enum cox_frame_kind)kind, .channel = channel, .type = types[i]};
+                if (!cox_frame_is_passed_on(&frame))
+                    continue;
+                assert_int_equal(kind, COX_FRAME_REQUEST);
+                assert_int_equal(channel, COX_CHANNEL_EXECUTE);
+                assert_int_equal(types[i], COX_TYPE_OPAQUE);
+                count++;
+            }
+    assert_int_equal(count, 1);
+}
+
 PLAIN_TEST(answers_as_bytes)
 {
     const struct cox_answer answer = {

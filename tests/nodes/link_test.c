@@ -746,6 +746,38 @@ WORLD_TEST(a_long_request_is_said_to_be_there)
 }
 
 /* What was sent may be on its way for long: it is no sign of life. */
+/* Of so many bytes nobody has a copy. */
+WORLD_TEST(a_request_without_memory_is_late_and_the_next_one_runs)
+{
+    struct cox_lead_link *link = &lead->link;
+    const uint32_t c = COX_CHANNEL_EXECUTE;
+    struct cox_rank_set asked = {{0}};
+    cox_rank_set_add(&asked, RANK_FIRST);
+    const struct cox_transport_request request = {.channel = (enum cox_channel_id)c,
+                                                  .sequence = lead->next[c]++,
+                                                  .deadline_ns = COX_DEADLINE_NEVER,
+                                                  .replies = true,
+                                                  .asked = &asked,
+                                                  .bytes = &asked,
+                                                  .size = PTRDIFF_MAX - 4096};
+    const uint64_t last = link->channels[c].last_sent;
+    cox_lead_link_publish(link, &request, NULL, world->now_ns);
+    struct cox_lead_event *event = cox_lead_events_take(link->events);
+    assert_non_null(event);
+    assert_int_equal(event->kind, COX_LEAD_REPLY);
+    assert_int_equal(event->rank, RANK_FIRST);
+    assert_int_equal(event->sequence, request.sequence);
+    assert_null(event->bytes);
+    cox_lead_event_free(event);
+    assert_null(cox_lead_events_take(link->events));
+    assert_int_equal(link->channels[c].last_sent, last);
+    publish(world, c, 3, true);
+    world_run(world, 100);
+    assert_int_equal(world->runs, 1);
+    assert_int_equal(lead->ended, 1);
+    assert_int_equal(world->agent.gaps, 0);
+}
+
 WORLD_TEST(large_frames_do_not_stand_for_beats)
 {
     struct cox_lead_link *link = &world->leads[0].link;

@@ -295,6 +295,25 @@ OUTBOX_TEST(only_so_much_waits_and_small_messages_always)
     assert_int_equal(world.a.sum, 65536);
 }
 
+/* What a process that does not read is sent is not kept without end. */
+OUTBOX_TEST(only_so_much_of_large_requests_waits)
+{
+    struct cox_large_request *large = cox_large_request_new((size_t)768 << 20);
+    assert_non_null(large); /* which nobody fills: its pages are not there */
+    stick();
+    cox_outbox_clear(world.to_a);
+    for (uint32_t i = 0; i < 3; i++) /* two wait */
+        cox_outbox_put_large(world.to_a, world.a.address, 2, calloc(1, 100), 100,
+                             cox_large_request_ref(large));
+    assert_int_equal(cox_large_request_references(large), 3);
+    cox_outbox_clear(world.to_a);
+    assert_int_equal(cox_large_request_references(large), 1);
+    cox_large_request_unref(large);
+    set_stuck(&world.a, false);
+    put(world.to_a, &world.a, 2, 7);
+    await(&world.a, &world.a.arrived, 3);
+}
+
 OUTBOX_TEST(the_end_waits_for_no_reader)
 {
     const uint64_t start_ns = cox_now_ns();
