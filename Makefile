@@ -119,7 +119,7 @@ bench-scale:
 	@sh tools/packages test bench || echo 'bare NATS may be missing' >&2
 	@cmake --preset bench -D COX_BUILD_BENCH_NODES=ON
 	@sh tools/compile bench nodes-bench
-	sh tests/nodes/bench/run.sh scale --folder build/bench/bin --json docs/bench-nodes.json $(SCALE_OPTIONS)
+	sh tests/nodes/bench/run.sh scale --folder build/bench/bin --json docs/bench-nodes.json --page docs/nodes-protocol.md $(SCALE_OPTIONS)
 	/usr/bin/python3 tests/bench/plot.py docs/bench-nodes.json docs || echo 'no figure without matplotlib' >&2
 
 format-check:

@@ -32,7 +32,7 @@
 #define SOURCE_GROUP "bench-source"
 #define PATIENCE_MS 10000
 /* A node says where it is, and its rank starts. */
-#define START_MS 20000
+#define START_MS 50000
 #define PATH_SIZE 512
 #define STEP "step"
 #define COLLECT "collect"

@@ -36,7 +36,8 @@ static const char usage_text[] =
     "  --bulk N, --chunk N         bytes that are acknowledged, of one call (67108864, 1048576)\n"
     "  --node-pids P,Q,..., --server-pids P,...   lead: processes whose CPU time and memory it reports\n"
     "  --idle-ms N       lead: also reports its CPU time while nothing is asked, so long (0: no)\n"
-    "  --die stop|kill   lead: then the last node gets the signal, and it reports when a step fails\n";
+    "  --die stop|kill   lead: then the last node gets the signal, and it reports when a step fails\n"
+    "  --join FILE       lead: writes its process id there once all nodes are connected\n";
 
 struct processes {
     pid_t pids[PROCESSES_MAX];
@@ -52,6 +53,8 @@ struct measured {
     uint64_t idle_ns;
     /* 0: no node dies */
     int death;
+    /* cgroup.procs of a control group; NULL: it stays in that which it is in */
+    const char *group;
     struct processes nodes, servers;
 };
 
@@ -321,6 +324,17 @@ static void add_processes(struct measured *measured, const struct run *run)
     }
 }
 
+static int join_group(const struct measured *measured)
+{
+    FILE *file = measured->group ? fopen(measured->group, "we") : NULL;
+    if (!measured->group)
+        return 0;
+    if (!file)
+        return peer_fail_errno(measured->group, errno);
+    fprintf(file, "%d\n", (int)getpid());
+    return fclose(file) ? peer_fail_errno(measured->group, errno) : 0;
+}
+
 static int lead_main(struct measured *measured, const struct peer_ops *ops)
 {
     const struct peer_options *options = &measured->options;
@@ -333,7 +347,9 @@ static int lead_main(struct measured *measured, const struct peer_ops *ops)
                                         : peer_fail_errno("samples", ENOMEM);
     if (r == 0) {
         add_processes(measured, &run);
-        r = run_measured(&run, measured);
+        r = join_group(measured);
+        if (r == 0)
+            r = run_measured(&run, measured);
         fflush(stdout); /* nodes may end first, and then the driver ends this process */
         ops->stop(run.lead);
     }
@@ -457,6 +473,9 @@ static bool parse_option(int option, char *value, struct measured *measured, con
                           : strcmp(value, "kill") == 0 ? SIGKILL
                                                        : 0;
         return measured->death != 0;
+    case 'J':
+        measured->group = value;
+        return true;
     default:
         return false;
     }
@@ -464,16 +483,25 @@ static bool parse_option(int option, char *value, struct measured *measured, con
 
 static bool parse_options(int argc, char **argv, struct measured *measured)
 {
-    static const struct option table[] = {
-        {"nodes", required_argument, NULL, 'n'},       {"lead", required_argument, NULL, 'l'},
-        {"server", required_argument, NULL, 's'},      {"index", required_argument, NULL, 'i'},
-        {"folder", required_argument, NULL, 'f'},      {"variant", required_argument, NULL, 'v'},
-        {"mode", required_argument, NULL, 'm'},        {"period-us", required_argument, NULL, 'p'},
-        {"ms", required_argument, NULL, 't'},          {"request", required_argument, NULL, 'q'},
-        {"reply", required_argument, NULL, 'r'},       {"bulk", required_argument, NULL, 'b'},
-        {"chunk", required_argument, NULL, 'c'},       {"node-pids", required_argument, NULL, 'N'},
-        {"server-pids", required_argument, NULL, 'S'}, {"idle-ms", required_argument, NULL, 'I'},
-        {"die", required_argument, NULL, 'D'},         {NULL, 0, NULL, 0}};
+    static const struct option table[] = {{"nodes", required_argument, NULL, 'n'},
+                                          {"lead", required_argument, NULL, 'l'},
+                                          {"server", required_argument, NULL, 's'},
+                                          {"index", required_argument, NULL, 'i'},
+                                          {"folder", required_argument, NULL, 'f'},
+                                          {"variant", required_argument, NULL, 'v'},
+                                          {"mode", required_argument, NULL, 'm'},
+                                          {"period-us", required_argument, NULL, 'p'},
+                                          {"ms", required_argument, NULL, 't'},
+                                          {"request", required_argument, NULL, 'q'},
+                                          {"reply", required_argument, NULL, 'r'},
+                                          {"bulk", required_argument, NULL, 'b'},
+                                          {"chunk", required_argument, NULL, 'c'},
+                                          {"node-pids", required_argument, NULL, 'N'},
+                                          {"server-pids", required_argument, NULL, 'S'},
+                                          {"idle-ms", required_argument, NULL, 'I'},
+                                          {"die", required_argument, NULL, 'D'},
+                                          {"join", required_argument, NULL, 'J'},
+                                          {NULL, 0, NULL, 0}};
     const char *mode = "full";
     for (int option; (option = getopt_long(argc, argv, "", table, NULL)) != -1;)
         if (!parse_option(option, optarg, measured, &mode))
