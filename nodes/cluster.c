@@ -20,6 +20,9 @@
 #define PING_MS 100
 #define PINGS_MAX 2
 #define RECONNECT_MS 50
+/* A server that takes nothing for so long is lost. Without a limit a write waits with the lock of the
+ * connection held, which its pings need as well. */
+#define WRITE_MS 300
 /* One attempt to connect; a server that is stopped does not hold up the others longer. */
 #define ATTEMPT_MS 500
 /* What it waits for is told after so long. */
@@ -398,6 +401,8 @@ static int options_fill(struct cox_cluster *cluster, natsOptions *options,
         s = natsOptions_SetMaxReconnect(options, -1);
     if (s == NATS_OK)
         s = natsOptions_SetTimeout(options, ATTEMPT_MS);
+    if (s == NATS_OK)
+        s = natsOptions_SetWriteDeadline(options, WRITE_MS);
     if (s == NATS_OK && !ways->insecure_loopback)
         s = natsOptions_SetExpectedHostname(options, SERVER_NAME);
     if (s == NATS_OK) {

@@ -38,6 +38,15 @@ if(COX_NODES)
     cox_command_test(NAME nodes/kv_relay LABEL nodes TIER all TIMEOUT 60
         COMMAND test_nodes_kv_relay)
 
+    cox_test_program(test_nodes_cluster
+        SOURCES cluster_test.c ${PROJECT_SOURCE_DIR}/nodes/cluster.c
+        LIBS coxswain_node_links coxswain_coordinator coxswain_channel PkgConfig::NATS ${JANSSON_LINK_LIBRARIES}
+            Threads::Threads)
+    target_include_directories(test_nodes_cluster PRIVATE ${PROJECT_SOURCE_DIR}/include)
+    add_dependencies(test_nodes_cluster coxswain_messages)
+    cox_command_test(NAME nodes/cluster LABEL nodes TIER all TIMEOUT 60
+        COMMAND test_nodes_cluster)
+
     cox_test_program(test_nodes_permissions SOURCES permissions_test.c LIBS PkgConfig::NATS)
     cox_command_test(NAME nodes/permissions LABEL nodes TIER all TIMEOUT 120
         COMMAND ${where_possible} sh ${nodes_here}/permissions.sh $<TARGET_FILE:test_nodes_permissions>)
