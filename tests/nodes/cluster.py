@@ -618,3 +618,17 @@ def expected_texts(
 def skip(why: str) -> None:
     print(f"skipped: {why}", file=sys.stderr)
     sys.exit(77)
+
+
+def python_cluster(build: pathlib.Path, python: str) -> Cluster:
+    """One whose machines have the package for this interpreter; skips where there can be none."""
+    why = missing()
+    if why:
+        skip(why)
+    if subprocess.run([python, "-c", "import cffi"], check=False, capture_output=True).returncode:
+        skip(f"{python} has no cffi")
+    cluster = Cluster(build)
+    for machine in cluster.machines.values():
+        machine.environment["PYTHONPATH"] = str(build / "python")
+        machine.environment["LD_LIBRARY_PATH"] = str(build / "lib")
+    return cluster

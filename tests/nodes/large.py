@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 
-from cluster import GROUP, Cluster, Failed, missing, skip, until
+from cluster import GROUP, Cluster, Failed, python_cluster, until
 
 HERE = pathlib.Path(__file__).resolve()
 RANKS = "a:2,b:2"
@@ -147,15 +147,7 @@ def direct_bytes(group: Cluster) -> int:
 
 def main() -> int:
     build = pathlib.Path(sys.argv[1]).resolve()
-    why = missing()
-    if why:
-        skip(why)
-    if subprocess.run([PYTHON, "-c", "import cffi"], check=False, capture_output=True).returncode:
-        skip(f"{PYTHON} has no cffi")
-    with Cluster(build) as group:
-        for machine in group.machines.values():
-            machine.environment["PYTHONPATH"] = str(build / "python")
-            machine.environment["LD_LIBRARY_PATH"] = str(build / "lib")
+    with python_cluster(build, PYTHON) as group:
         for attach in ("named", "sealed"):
             one_group(group, attach)
             group.clean()

@@ -15,11 +15,10 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
 import sys
 import time
 
-from cluster import GROUP, Cluster, Failed, Program, missing, skip, until
+from cluster import GROUP, Cluster, Failed, Program, python_cluster, until
 
 HERE = pathlib.Path(__file__).resolve()
 RANKS = "a:2,b:2"
@@ -201,15 +200,7 @@ def one_group(group: Cluster) -> bool:
 
 def main() -> int:
     build = pathlib.Path(sys.argv[1]).resolve()
-    why = missing()
-    if why:
-        skip(why)
-    if subprocess.run([PYTHON, "-c", "import cffi"], check=False, capture_output=True).returncode:
-        skip(f"{PYTHON} has no cffi")
-    with Cluster(build) as group:
-        for machine in group.machines.values():
-            machine.environment["PYTHONPATH"] = str(build / "python")
-            machine.environment["LD_LIBRARY_PATH"] = str(build / "lib")
+    with python_cluster(build, PYTHON) as group:
         for left in reversed(range(TRIES)):
             if one_group(group):
                 break
