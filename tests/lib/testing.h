@@ -91,7 +91,7 @@ int test_group_try(const struct cox_executor_options *options, struct test_group
                    struct cox_error *err);
 struct test_group *test_group_free(struct test_group *group); /* stops; returns NULL */
 /* One that goes with its scope: OWN_GROUP *g = test_group_start(2, NULL); */
-#define OWN_GROUP _cox_cleanup_(test_group_end) struct test_group
+#define OWN_GROUP __attribute__((unused)) _cox_cleanup_(test_group_end) struct test_group
 static inline void test_group_end(struct test_group **own)
 {
     *own = test_group_free(*own);
