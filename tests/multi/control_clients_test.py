@@ -453,9 +453,12 @@ def test_connections_have_a_bound_and_status_has_its_place():
             check(number == 4 and b"too many clients" in dict(error)[2], "not refused: %s" % error)
         # A silent connection is closed for a client with a request: most often the first of them, which was silent for longest. Of the
         # connections that were closed before, some may hold their places still: more than one has to go then.
-        # A connection is silent once its thread waits for a request: on a busy machine there may be none yet.
+        before = set(harness.tasks(group.process.pid))
         others = [Stranger(group.socket_path) for _ in range(8)]
-        wait_until(lambda: run(["status", "--name", group.name]).status == 0, "a place for status")
+        # A connection is silent once its thread waits for a request.
+        wait_until(lambda: sum("poll" in harness.read("/proc/%d/task/%s/wchan" % (group.process.pid, task))
+                               for task in set(harness.tasks(group.process.pid)) - before) >= 8, "threads that wait")
+        expect(run(["status", "--name", group.name]), 0)
         told = [other for other in others if other.socket in select.select([o.socket for o in others], [], [], TIMEOUT)[0]]
         check(1 <= len(told) < len(others), "%d of them were told" % len(told))
         for other in told:
