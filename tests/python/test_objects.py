@@ -543,10 +543,10 @@ def test_a_rank_copies_only_what_it_writes_of_an_array(views):
         assert after - before < array.nbytes // 4096
 
 
-@pytest.mark.parametrize("size", [100_000, 131_072, 700_000])
-def test_a_reply_is_copied_to_memory_that_is_used_again(views, size):
+def test_a_reply_is_copied_to_memory_that_is_used_again(views):
     numpy = pytest.importorskip("numpy")
-    array = numpy.zeros(size)
+    # Larger ones malloc keeps by itself, once it has learnt their size.
+    array = numpy.zeros(100_000)
     for i in range(15):
         if i == 5:
             faults = objects.fault_count()
