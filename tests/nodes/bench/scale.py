@@ -237,6 +237,9 @@ def main():
         chosen.request, chosen.reply, chosen.rounds))
     print_rows([row for row in rows if row["mode"] != "saturated"])
     print_saturated([row for row in rows if row["mode"] == "saturated"])
+    if all("missing" in row for row in rows):
+        print("nothing was measured: the files stay as they are", file=sys.stderr)
+        return 1
     if chosen.json:
         chosen.json.write_text(json.dumps({"machine": told, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     if chosen.page:
