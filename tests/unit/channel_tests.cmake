@@ -27,5 +27,8 @@ cox_unit_test(NAME lazy_copy TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/lazy_c
 # As before Linux 5.14.
 target_link_options(test_unit_lazy_copy PRIVATE -Wl,--wrap=madvise)
 
+cox_unit_test(NAME payload_memory TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/payload_memory_test.c
+    LIBS coxswain_testlib)
+
 cox_unit_test(NAME large_payload TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/large_payload_test.c
     LIBS coxswain_testlib TIMEOUT 60)
