@@ -60,16 +60,17 @@ static int sender_open(struct cox_large_payload_sender *sender, const char *sock
 static int sender_export(struct cox_large_payload_sender *sender, int fd,
                          struct cox_large_payload *block, struct cox_error *err)
 {
+    const uint64_t size = block->region.size; /* adopted memory may be larger */
     int r = -EINVAL;
     pthread_mutex_lock(&sender->lock);
     block->exporter = sender->exporter;
     if (block->exporter)
-        r = cox_exporter_export(block->exporter, fd, 0, 0, &block->handle, NULL);
+        r = cox_exporter_export(block->exporter, fd, 0, size, &block->handle, NULL);
     if (r) {
         r = sender->plain ? 0 : cox_exporter_new(NULL, &sender->plain, err);
         block->exporter = sender->plain;
         if (r == 0)
-            r = cox_exporter_export(block->exporter, fd, 0, 0, &block->handle, err);
+            r = cox_exporter_export(block->exporter, fd, 0, size, &block->handle, err);
     }
     pthread_mutex_unlock(&sender->lock);
     return r;
@@ -105,8 +106,8 @@ static int memory_make(uint64_t size, struct cox_region *region, int *ret_reader
 /* What a payload is made of; neither: it is written later. */
 struct content {
     const struct iovec *parts;
-    /* memory that has the bytes; lent */
-    const int *fd;
+    /* memory that has the bytes */
+    struct cox_payload_memory *memory;
 };
 
 static int memory_fill(const struct content *content, uint64_t size, struct cox_region *region,
@@ -117,7 +118,8 @@ static int memory_fill(const struct content *content, uint64_t size, struct cox_
     if (content->parts)
         r = cox_region_create_unnamed_filled("cox_large_payload", content->parts, size, ret_reader,
                                              &why);
-    else if ((*ret_reader = fcntl(*content->fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1)) < 0)
+    else if ((*ret_reader = fcntl(cox_payload_memory_fd(content->memory), F_DUPFD_CLOEXEC,
+                                  STDERR_FILENO + 1)) < 0)
         r = cox_fail(&why, -errno, "dup: %s", cox_status_text(-errno));
     if (r == 0)
         r = cox_region_map(region, *ret_reader, size, COX_REGION_READ, "cox_large_payload", &why);
@@ -129,7 +131,7 @@ static int block_make(struct cox_large_payload_sender *sender, const struct cont
 {
     _cox_cleanup_(cox_close_fd) int reader = -1;
     struct cox_large_payload made = {0};
-    made.is_filled = content->parts || content->fd;
+    made.is_filled = content->parts || content->memory;
     int r = made.is_filled ? memory_fill(content, size, &made.region, &reader, err)
                            : memory_make(block_size_for(size), &made.region, &reader, err);
     if (r == 0)
@@ -142,6 +144,8 @@ static int block_make(struct cox_large_payload_sender *sender, const struct cont
     /* relaxed: for display. */
     atomic_fetch_add_explicit(&sender->block_count, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&sender->block_bytes, made.region.size, memory_order_relaxed);
+    if (content->memory)
+        made.memory = cox_payload_memory_ref(content->memory);
     *block = made;
     return 0;
 }
@@ -175,10 +179,10 @@ int cox_large_payload_fill(struct cox_large_payload_sender *sender, const char *
 }
 
 int cox_large_payload_adopt(struct cox_large_payload_sender *sender, const char *socket_path,
-                            int fd, uint64_t size, struct cox_large_payload *block,
-                            struct cox_error *err)
+                            struct cox_payload_memory *memory, uint64_t size,
+                            struct cox_large_payload *block, struct cox_error *err)
 {
-    return block_renew(sender, socket_path, &(struct content){.fd = &fd}, size, block, err);
+    return block_renew(sender, socket_path, &(struct content){.memory = memory}, size, block, err);
 }
 
 void cox_large_payload_swap(struct cox_large_payload *one, struct cox_large_payload *other)
@@ -205,6 +209,7 @@ void cox_large_payload_drop(struct cox_large_payload_sender *sender,
     atomic_fetch_sub_explicit(&sender->block_bytes, block->region.size, memory_order_relaxed);
     cox_exporter_put(block->exporter, &block->handle);
     cox_region_detach(&block->region);
+    cox_payload_memory_unref(block->memory);
     memset(block, 0, sizeof *block);
     cox_fault_point(COX_FAULT_LARGE_PAYLOAD_DROPPED);
 }

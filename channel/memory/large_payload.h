@@ -33,6 +33,7 @@
 
 #include <coxswain/handle.h>
 #include "channel/shm/region.h"
+#include "payload_memory.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -68,6 +69,8 @@ struct cox_large_payload {
     /* the sender writes here, unless it was filled; base NULL: empty */
     struct cox_region region;
     bool is_filled;
+    /* where it was adopted */
+    struct cox_payload_memory *memory;
     struct cox_handle handle;
     /* that exported the handle */
     struct cox_exporter *exporter;
@@ -94,10 +97,11 @@ void cox_large_payload_swap(struct cox_large_payload *one, struct cox_large_payl
 int cox_large_payload_fill(struct cox_large_payload_sender *sender, const char *socket_path,
                            const struct iovec *parts, uint64_t size,
                            struct cox_large_payload *block, struct cox_error *err);
-/* As fill, with memory that has the bytes: of cox_region_seal_filled. fd is lent. */
+/* As fill, with the first size bytes of memory that is finished. The payload has a reference to it
+ * until it is dropped. */
 int cox_large_payload_adopt(struct cox_large_payload_sender *sender, const char *socket_path,
-                            int fd, uint64_t size, struct cox_large_payload *block,
-                            struct cox_error *err);
+                            struct cox_payload_memory *memory, uint64_t size,
+                            struct cox_large_payload *block, struct cox_error *err);
 /* A reference to its first size bytes. */
 struct cox_large_payload_ref cox_large_payload_refer(const struct cox_large_payload *block,
                                                      uint64_t size);

@@ -484,7 +484,7 @@ int cox_region_fill(int fd, uint64_t offset, const void *bytes, uint64_t size, c
                     cox_status_text(r));
 }
 
-int cox_region_seal_filled(int fd, const char *label, int *ret_fd, struct cox_error *err)
+static int region_seal_filled(int fd, const char *label, int *ret_fd, struct cox_error *err)
 {
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL)) {
         const int r = -errno;
@@ -500,7 +500,7 @@ int cox_region_create_unnamed_filled(const char *label, const struct iovec *part
     int r = cox_region_create_unnamed_sparse(label, size, 0, &fd, err);
     for (uint64_t done = 0; r == 0 && done < size; done += parts++->iov_len)
         r = cox_region_fill(fd, done, parts->iov_base, parts->iov_len, label, err);
-    return r ? r : cox_region_seal_filled(fd, label, ret_fd, err);
+    return r ? r : region_seal_filled(fd, label, ret_fd, err);
 }
 
 int cox_region_replace(struct cox_region *region, int fd)

@@ -77,16 +77,14 @@ int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned 
  * Returns as cox_region_create_unnamed. */
 int cox_region_create_unnamed_filled(const char *label, const struct iovec *parts, uint64_t size,
                                      int *ret_fd, struct cox_error *err);
-/* The same, bit by bit, of a memfd that cox_region_create_unnamed_sparse made without seals: write
- * what is there, any number of times, then seal. The caller still owns fd, and *ret_fd.
- * Return
+/* Writes to a memfd of cox_region_create_unnamed_sparse, in calls that neither clear nor fault
+ * pages. Returns
  *   0
  *   COX_NO_SPACE
- *   as cox_region_create_unnamed
+ *   -errno
  */
 int cox_region_fill(int fd, uint64_t offset, const void *bytes, uint64_t size, const char *label,
                     struct cox_error *err);
-int cox_region_seal_filled(int fd, const char *label, int *ret_fd, struct cox_error *err);
 /* Creates a memfd as cox_region_create_unnamed does, reserved but not mapped. More seals can be
  * added to it. */
 int cox_region_create_unnamed_unmapped(const char *label, uint64_t size, unsigned seals,

@@ -336,10 +336,11 @@ int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequen
 int cox_collector_fill_block(struct cox_collector *collector, uint64_t sequence,
                              const struct iovec *parts, uint64_t size,
                              struct cox_large_payload **ret_block, struct cox_error *err);
-/* The same, of memory that has them: as cox_large_payload_adopt. */
-int cox_collector_adopt_block(struct cox_collector *collector, uint64_t sequence, int fd,
-                              uint64_t size, struct cox_large_payload **ret_block,
-                              struct cox_error *err);
+/* The same, of memory that has them: as cox_large_payload_adopt. Its reference ends as
+ * release_blocks says, or with the collector. */
+int cox_collector_adopt_block(struct cox_collector *collector, uint64_t sequence,
+                              struct cox_payload_memory *memory, uint64_t size,
+                              struct cox_large_payload **ret_block, struct cox_error *err);
 /* Releases the memory of large requests that have ended, and whose frame every asked rank has
  * returned, or is dead. Takes the lock, if there is any. Idempotent. Called before every submit,
  * and by the gathering thread in every slice until all are released. */

@@ -55,13 +55,13 @@ int cox_collector_fill_block(struct cox_collector *collector, uint64_t sequence,
     return r;
 }
 
-int cox_collector_adopt_block(struct cox_collector *collector, uint64_t sequence, int fd,
-                              uint64_t size, struct cox_large_payload **ret_block,
-                              struct cox_error *err)
+int cox_collector_adopt_block(struct cox_collector *collector, uint64_t sequence,
+                              struct cox_payload_memory *memory, uint64_t size,
+                              struct cox_large_payload **ret_block, struct cox_error *err)
 {
     struct cox_blocks_choice *blocks = collector->blocks;
     struct cox_request_buffer *behind = collector_request_buffer(collector, sequence);
-    int r = cox_large_payload_adopt(&blocks->sender, blocks->reply_limits.socket_path, fd, size,
+    int r = cox_large_payload_adopt(&blocks->sender, blocks->reply_limits.socket_path, memory, size,
                                     &behind->block, err);
     if (r == 0)
         *ret_block = &behind->block;

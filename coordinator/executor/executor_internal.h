@@ -192,8 +192,8 @@ struct cox_payload {
     /* NULL: they are in parts, or in memory */
     const void *bytes;
     const struct iovec *parts;
-    /* lent, of cox_region_seal_filled; NULL: not in memory */
-    const int *memory_fd;
+    /* finished; NULL: not in memory */
+    struct cox_payload_memory *memory;
     /* of the bytes, of all parts, or of the memory */
     size_t size;
     /* the bytes are a message */

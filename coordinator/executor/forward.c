@@ -144,11 +144,10 @@ int cox_executor_forward(struct cox_executor *executor, const struct cox_transpo
     if (count == 0)
         return cox_fail(err, COX_INVALID, "the request asks no rank of this machine");
     struct cox_payload payload = {.bytes = request->bytes,
-                                  .memory_fd =
-                                      request->bytes || !request->size ? NULL : &request->memory_fd,
+                                  .memory = request->memory,
                                   .size = request->size,
                                   .packed = request->type != COX_TYPE_OPAQUE};
-    COX_ASSERT(!payload.memory_fd || !payload.packed);
+    COX_ASSERT(!payload.memory || (!payload.bytes && !payload.packed));
     Coxswain__ExecuteRequest *message = NULL;
     pthread_mutex_lock(&collector->submit_lock);
     int r = 0;

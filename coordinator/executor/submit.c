@@ -58,8 +58,8 @@ static int block_write(struct cox_collector *collector, const struct cox_payload
                        size_t *ret_packed, struct cox_error *err)
 {
     *ret_packed = size;
-    if (payload->memory_fd)
-        return cox_collector_adopt_block(collector, sequence, *payload->memory_fd, size, ret_block,
+    if (payload->memory)
+        return cox_collector_adopt_block(collector, sequence, payload->memory, size, ret_block,
                                          err);
     const struct iovec whole = {(void *)(uintptr_t)payload->bytes, size};
     const struct iovec *parts = payload->bytes ? &whole : payload->parts;

@@ -29,6 +29,7 @@
 
 struct cox_executor;
 struct cox_executor_options;
+struct cox_payload_memory;
 
 /* A request, as it was published. */
 struct cox_transport_request {
@@ -44,9 +45,10 @@ struct cox_transport_request {
     /* the packed message, or opaque bytes: also those of a request that does not fit a frame */
     const void *bytes;
     size_t size;
-    /* Of forward, with bytes NULL: lent memory that has opaque bytes, more than a channel's request
-     * memory, as cox_region_seal_filled makes it. */
-    int memory_fd;
+    /* Of forward, with bytes NULL: finished memory (payload_memory.h) that has opaque bytes, more
+     * than a channel's request memory. The executor has a reference of its own until no rank that
+     * was asked reads it: each has returned it, or is dead. NULL: none. */
+    struct cox_payload_memory *memory;
 };
 
 /* What is known of a rank's process; 0: not known. */

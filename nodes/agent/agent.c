@@ -183,11 +183,11 @@ static void greet(struct agent *agent)
 
 /* A frame that the link takes or answers. The lock is held. */
 static int link_take(struct agent *agent, const struct cox_frame *frame, uint8_t **owned,
-                     int *memory_fd, uint64_t now_ns, struct cox_error *err)
+                     struct cox_payload_memory *memory, uint64_t now_ns, struct cox_error *err)
 {
     struct cox_agent_link *link = &agent->link;
-    const int r = memory_fd ? cox_agent_link_receive_memory(link, frame, memory_fd, now_ns, err)
-                            : cox_agent_link_receive_owned(link, frame, owned, now_ns, err);
+    const int r = memory ? cox_agent_link_receive_memory(link, frame, memory, now_ns, err)
+                         : cox_agent_link_receive_owned(link, frame, owned, now_ns, err);
     if (r == 0 && frame->kind == COX_FRAME_RECORDER_ASK)
         cox_agent_send_recorders(agent, frame);
     if (r == 0 && frame->kind == COX_FRAME_STACKS_ASK)
@@ -207,9 +207,9 @@ static int link_take(struct agent *agent, const struct cox_frame *frame, uint8_t
 }
 
 /* May take *owned, the same bytes; NULL: they are lent. Or bytes has the head of a REQUEST alone, and
- * may take *memory_fd, which has its payload; NULL: none has. */
+ * memory its payload; NULL: none has. */
 static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size, uint8_t **owned,
-                       int *memory_fd)
+                       struct cox_payload_memory *memory)
 {
     struct cox_frame frame;
     struct cox_error why = {0};
@@ -229,7 +229,7 @@ static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size, u
                     : cox_fail(&why, COX_CORRUPT, "a welcome that cannot be read");
         cox_node__welcome__free_unpacked(welcome, NULL);
     } else if (r == 0) {
-        r = link_take(agent, &frame, owned, memory_fd, now_ns, &why);
+        r = link_take(agent, &frame, owned, memory, now_ns, &why);
     }
     pthread_mutex_unlock(&agent->lock);
     if (r && r != COX_STALE)
@@ -300,11 +300,10 @@ static bool to_memory(void *context, uint32_t kind, uint64_t size, const uint8_t
 }
 
 static void on_memory(void *context, const char *peer, const char *group, uint32_t kind,
-                      const uint8_t *front, int memory_fd, uint64_t memory_size)
+                      const uint8_t *front, struct cox_payload_memory *memory, uint64_t memory_size)
 {
     (void)peer, (void)group, (void)kind; /* to_memory has seen the kind */
-    frame_take(context, front, COX_FRAME_HEAD_SIZE + memory_size, NULL, &memory_fd);
-    cox_close_fd(&memory_fd);
+    frame_take(context, front, COX_FRAME_HEAD_SIZE + memory_size, NULL, memory);
 }
 
 /* A peer that says what it may not, or stalls; or a connection of nobody who is known. */
@@ -452,6 +451,7 @@ static void *time_main(void *context)
         const bool ending = agent->ending;
         pthread_mutex_unlock(&agent->lock);
         cox_group_relay_expire(agent->relay, cox_now_ns());
+        cox_payload_memory_pool_expire(&agent->memory, cox_now_ns());
         pthread_mutex_lock(&agent->fault_lock);
         cox_log_limit_turn(&agent->faults, ending);
         pthread_mutex_unlock(&agent->fault_lock);
@@ -507,6 +507,7 @@ static int direct_open(struct agent *agent, struct cox_error *err)
         .context = agent,
         .on_message = on_direct,
         .on_announce = on_announce,
+        .memory = &agent->memory,
         .to_memory = to_memory,
         .on_memory = on_memory,
         .on_end = on_direct_end,
@@ -565,6 +566,7 @@ static void agent_close(struct agent *agent)
     cox_kv_relay_free(agent->kv);
     cox_images_clear(&agent->images);
     cox_agent_link_deinit(&agent->link);
+    cox_payload_memory_pool_deinit(&agent->memory);
     pthread_cond_destroy(&agent->changed);
     pthread_mutex_destroy(&agent->fault_lock);
     pthread_mutex_destroy(&agent->lock);
@@ -579,6 +581,7 @@ int cox_node_agent_run(const struct cox_node_agent_options *options, struct cox_
     agent->options = options;
     pthread_mutex_init(&agent->lock, NULL);
     pthread_mutex_init(&agent->fault_lock, NULL);
+    cox_payload_memory_pool_init(&agent->memory);
     cox_log_limit_init(&agent->faults, &options->log);
     cox_condition_init(&agent->changed);
     if (getrandom(&id, sizeof id, 0) != (ssize_t)sizeof id)

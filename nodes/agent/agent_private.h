@@ -7,6 +7,7 @@
 
 #include <coxswain/executor.h>
 #include "channel/base/log_limit.h"
+#include "channel/memory/payload_memory.h"
 #include "nodes/group_relay.h"
 #include "nodes/image.h"
 #include "nodes/kv_relay.h"
@@ -21,6 +22,8 @@ struct agent {
     struct cox_direct *direct;
     struct cox_group_relay *relay;
     struct cox_kv_relay *kv;
+    /* of large requests; outlives direct, link and executor */
+    struct cox_payload_memory_pool memory;
     char address[160];
 
     pthread_mutex_t lock;

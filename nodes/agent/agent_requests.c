@@ -175,7 +175,7 @@ static int run_request(struct agent *agent, const struct cox_frame *frame, uint6
         .asked = &frame->asked,
         .bytes = frame->payload,
         .size = frame->size,
-        .memory_fd = frame->memory_fd,
+        .memory = frame->memory,
         .replies = true,
     };
     int r = 0;

@@ -329,7 +329,7 @@ static int options_check(const struct cox_direct_options *options, struct cox_er
                         (unsigned long long)options->size_max,
                         (unsigned long long)COX_DIRECT_SIZE_MAX);
     COX_ASSERT(options->on_message || !options->listen);
-    COX_ASSERT(options->on_memory || !options->to_memory);
+    COX_ASSERT((options->on_memory && options->memory) || !options->to_memory);
     return 0;
 }
 
@@ -381,6 +381,7 @@ int cox_direct_open(const struct cox_direct_options *options, struct cox_direct 
     direct->on_announce = options->on_announce;
     direct->to_memory = options->to_memory;
     direct->on_memory = options->on_memory;
+    direct->memory = options->memory;
     direct->on_end = options->on_end;
     direct->listen_fd = -1;
     pthread_mutex_init(&direct->lock, NULL);

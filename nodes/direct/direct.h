@@ -55,6 +55,8 @@
 #define COX_DIRECT_FRONT_SIZE 96
 
 struct cox_direct;
+struct cox_payload_memory;
+struct cox_payload_memory_pool;
 
 struct cox_direct_options {
     /* of this process: "node-b", "lead"; must be the certificate's. Letters, digits and ".-_" */
@@ -83,13 +85,16 @@ struct cox_direct_options {
     int (*on_announce)(void *context, const char *peer, const char *group, uint32_t kind,
                        uint64_t size, const uint8_t *front, struct cox_error *err);
     /* Whether one that is wanted, and larger than its front, goes to on_memory: what follows the front
-     * is written to memory of its own as it arrives, and not to one buffer that is copied later. Asked
+     * is written to memory of the pool as it arrives, and not to one buffer that is copied later. Asked
      * once, before the rest comes. NULL: none does. */
     bool (*to_memory)(void *context, uint32_t kind, uint64_t size, const uint8_t *front);
-    /* As on_message, for those. Takes memory_fd, sealed memory of memory_size bytes that is open for
-     * reading only; front is lent. */
+    /* As on_message, for those: the rest is memory_size bytes of memory, which is finished. Both it and
+     * the front are lent. */
     void (*on_memory)(void *context, const char *peer, const char *group, uint32_t kind,
-                      const uint8_t *front, int memory_fd, uint64_t memory_size);
+                      const uint8_t *front, struct cox_payload_memory *memory,
+                      uint64_t memory_size);
+    /* for to_memory; borrowed */
+    struct cox_payload_memory_pool *memory;
     /* An incoming connection of `peer` has ended: once for each, after its last on_message. Or one
      * was refused (peer NULL: its name is not known). text has the reason, and code 0 if it is none
      * that anybody should know: the peer has closed, or was dropped or replaced. This is not the

@@ -2,7 +2,7 @@
 #include "channel/base/base_internal.h"
 #include "channel/base/idioms.h"
 #include "channel/base/thread.h"
-#include "channel/shm/region.h"
+#include "channel/memory/payload_memory.h"
 #include "direct_address.h"
 #include "direct_object.h"
 
@@ -15,9 +15,8 @@
 #define HANDSHAKE_NS COX_NSEC_PER_SEC
 /* What a message is first allocated; when that has arrived, so many times as much in addition. */
 #define ARRIVAL_GROWTH 7
-/* What goes to memory is read in pieces that stay in the cache until they are written. */
+/* What goes to new memory is read in pieces that stay in the cache until they are written. */
 #define PIECE_SIZE ((size_t)128 << 10)
-#define MEMORY_LABEL "cox_message"
 /* Until accept is tried again, when fds or memory were short. */
 #define SHORTAGE_NS (100 * COX_NSEC_PER_MSEC)
 
@@ -235,14 +234,14 @@ struct body {
     uint32_t kind;
     uint8_t *bytes;
     size_t size;
-    /* without seals, while it is written; -1: all is in bytes */
-    int memory_fd;
+    /* NULL: all is in bytes */
+    struct cox_payload_memory *memory;
 };
 
 static void body_deinit(struct body *body)
 {
     free(body->bytes);
-    cox_close_fd(&body->memory_fd);
+    cox_payload_memory_unref(body->memory);
 }
 
 /* Room for so many bytes of it: those of memory are allocated as they are written. */
@@ -250,7 +249,7 @@ static int body_grow(struct cox_direct_incoming *incoming, struct body *body, si
                      struct cox_error *err)
 {
     int r = memory_take(incoming, room, err);
-    if (r || room == 0 || body->memory_fd >= 0)
+    if (r || room == 0 || body->memory)
         return r;
     uint8_t *grown = cox_allocate_large(body->bytes, room);
     if (!grown)
@@ -271,18 +270,20 @@ static int body_announce(struct cox_direct_incoming *incoming, struct body *body
     if (r || body->size <= COX_DIRECT_FRONT_SIZE || !direct->to_memory ||
         !direct->to_memory(direct->context, body->kind, body->size, body->bytes))
         return r;
-    return cox_region_create_unnamed_sparse(MEMORY_LABEL, body->size - COX_DIRECT_FRONT_SIZE, 0,
-                                            &body->memory_fd, err);
+    return cox_payload_memory_take(direct->memory, body->size - COX_DIRECT_FRONT_SIZE,
+                                   &body->memory, err);
 }
 
 /* Reads what is between the two places. buffer_size: what bytes has room for. */
 static int body_fill(struct cox_direct_incoming *incoming, struct body *body, size_t from,
                      size_t to, size_t buffer_size, uint64_t deadline_ns, struct cox_error *err)
 {
-    uint8_t *piece = body->bytes + COX_DIRECT_FRONT_SIZE;
-    if (body->memory_fd < 0)
-        return cox_direct_stream_read_body(&incoming->stream, body->bytes + from, to - from,
-                                           deadline_ns, err);
+    uint8_t *piece = body->bytes + COX_DIRECT_FRONT_SIZE, *at = body->bytes + from;
+    uint8_t *kept = body->memory ? cox_payload_memory_bytes(body->memory) : NULL;
+    if (kept)
+        at = kept + from - COX_DIRECT_FRONT_SIZE;
+    if (kept || !body->memory)
+        return cox_direct_stream_read_body(&incoming->stream, at, to - from, deadline_ns, err);
     int r = 0;
     for (size_t done = from, size; r == 0 && done < to; done += size) {
         size = buffer_size - COX_DIRECT_FRONT_SIZE;
@@ -290,8 +291,8 @@ static int body_fill(struct cox_direct_incoming *incoming, struct body *body, si
         size = size < to - done ? size : to - done;
         r = cox_direct_stream_read_body(&incoming->stream, piece, size, deadline_ns, err);
         if (r == 0)
-            r = cox_region_fill(body->memory_fd, done - COX_DIRECT_FRONT_SIZE, piece, size,
-                                MEMORY_LABEL, err);
+            r = cox_payload_memory_fill(body->memory, done - COX_DIRECT_FRONT_SIZE, piece, size,
+                                        err);
     }
     return r;
 }
@@ -326,16 +327,15 @@ static int body_deliver(struct cox_direct_incoming *incoming, struct body *body,
                         struct cox_error *err)
 {
     struct cox_direct *direct = incoming->direct;
-    int memory_fd = -1, r = 0;
-    if (body->memory_fd < 0) {
+    if (!body->memory) {
         direct->on_message(direct->context, incoming->peer, incoming->group, body->kind,
                            cox_steal_ptr(&body->bytes), body->size);
         return 0;
     }
-    r = cox_region_seal_filled(body->memory_fd, MEMORY_LABEL, &memory_fd, err);
+    int r = cox_payload_memory_finish(body->memory, err);
     if (r == 0)
         direct->on_memory(direct->context, incoming->peer, incoming->group, body->kind, body->bytes,
-                          memory_fd, body->size - COX_DIRECT_FRONT_SIZE);
+                          body->memory, body->size - COX_DIRECT_FRONT_SIZE);
     return r;
 }
 
@@ -343,7 +343,7 @@ static int incoming_receive(struct cox_direct_incoming *incoming, struct cox_err
 {
     struct cox_direct *direct = incoming->direct;
     for (;;) {
-        _cox_cleanup_(body_deinit) struct body body = {.memory_fd = -1};
+        _cox_cleanup_(body_deinit) struct body body = {0};
         uint64_t size = 0;
         int r = cox_direct_stream_read_head(&incoming->stream, direct->size_max, &body.kind, &size,
                                             err);

@@ -57,7 +57,9 @@ struct cox_direct {
                        uint64_t size, const uint8_t *front, struct cox_error *err);
     bool (*to_memory)(void *context, uint32_t kind, uint64_t size, const uint8_t *front);
     void (*on_memory)(void *context, const char *peer, const char *group, uint32_t kind,
-                      const uint8_t *front, int memory_fd, uint64_t memory_size);
+                      const uint8_t *front, struct cox_payload_memory *memory,
+                      uint64_t memory_size);
+    struct cox_payload_memory_pool *memory;
     void (*on_end)(void *context, const char *peer, int code, const char *text);
     /* -1: does not listen */
     int listen_fd;

@@ -1,6 +1,7 @@
 #include "agent_link.h"
 
 #include "channel/base/idioms.h"
+#include "channel/memory/payload_memory.h"
 #include "lead_link.h"
 
 #include <inttypes.h>
@@ -24,8 +25,8 @@ static void request_clear(struct cox_agent_request *request)
 {
     free(request->frame);
     free(request->answer);
-    cox_close_fd(&request->memory_fd);
-    *request = (struct cox_agent_request){.memory_fd = -1};
+    cox_payload_memory_unref(request->memory);
+    *request = (struct cox_agent_request){0};
 }
 
 static void link_forget(struct cox_agent_link *link)
@@ -41,9 +42,6 @@ void cox_agent_link_init(struct cox_agent_link *link, uint64_t agent)
     link->times = (struct cox_node_times)COX_NODE_TIMES_DEFAULT;
     link->agent = agent;
     link->depth = 1;
-    for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++)
-        for (uint32_t i = 0; i < COX_NODE_DEPTH_MAX; i++)
-            link->channels[c].requests[i].memory_fd = -1;
 }
 
 void cox_agent_link_deinit(struct cox_agent_link *link)
@@ -148,17 +146,17 @@ static void answer_send(struct cox_agent_link *link, struct cox_agent_request *r
     link->send(link->context, copy, request->answer_size);
 }
 
-/* What a frame came in, which a request takes; NULL: it copies. */
+/* What a frame came in: a request takes the bytes, or refers to the memory; NULL: it copies. */
 struct source {
     uint8_t **bytes;
-    int *memory_fd;
+    struct cox_payload_memory *memory;
 };
 
 /* Of the request, which is clear. Returns 0 or -ENOMEM. */
 static int request_keep(struct cox_agent_request *request, const struct cox_frame *frame,
                         const struct source *source)
 {
-    const bool copies = !source->bytes && !source->memory_fd;
+    const bool copies = !source->bytes && !source->memory;
     request->size = COX_FRAME_HEAD_SIZE + frame->size;
     request->frame =
         source->bytes ? *source->bytes : malloc(copies ? request->size : COX_FRAME_HEAD_SIZE);
@@ -166,8 +164,8 @@ static int request_keep(struct cox_agent_request *request, const struct cox_fram
         return -ENOMEM;
     if (source->bytes)
         *source->bytes = NULL;
-    if (source->memory_fd)
-        request->memory_fd = cox_steal_fd(source->memory_fd);
+    if (source->memory)
+        request->memory = cox_payload_memory_ref(source->memory);
     cox_frame_pack_head(frame, request->frame);
     if (copies && frame->size)
         memcpy(request->frame + COX_FRAME_HEAD_SIZE, frame->payload, frame->size);
@@ -273,10 +271,11 @@ int cox_agent_link_receive_owned(struct cox_agent_link *link, const struct cox_f
 }
 
 int cox_agent_link_receive_memory(struct cox_agent_link *link, const struct cox_frame *frame,
-                                  int *memory_fd, uint64_t now_ns, struct cox_error *err)
+                                  struct cox_payload_memory *memory, uint64_t now_ns,
+                                  struct cox_error *err)
 {
     COX_ASSERT(frame->kind == COX_FRAME_REQUEST);
-    return frame_receive(link, frame, &(struct source){.memory_fd = memory_fd}, now_ns, err);
+    return frame_receive(link, frame, &(struct source){.memory = memory}, now_ns, err);
 }
 
 int64_t cox_agent_link_offset(const struct cox_agent_link *link)
@@ -317,9 +316,9 @@ bool cox_agent_link_next(struct cox_agent_link *link, uint32_t c, uint64_t now_n
         if (!next)
             return false;
         cox_frame_unpack(next->frame, next->size, ret_frame, NULL); /* it was packed here */
-        if (next->memory_fd >= 0)
+        if (next->memory)
             ret_frame->payload = NULL;
-        ret_frame->memory_fd = next->memory_fd;
+        ret_frame->memory = next->memory;
         /* What does not come any more is not waited for. */
         if (ret_frame->previous != channel->taken && ret_frame->previous > channel->gone)
             return false;
@@ -342,7 +341,7 @@ void cox_agent_link_taken(struct cox_agent_link *link, uint32_t c, uint64_t sequ
         return;
     free(request->frame);
     request->frame = NULL;
-    cox_close_fd(&request->memory_fd);
+    request->memory = cox_payload_memory_unref(request->memory);
     request->taken = true;
     channel->taken = sequence;
     link->run++;

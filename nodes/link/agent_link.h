@@ -44,8 +44,8 @@ struct cox_agent_request {
     uint8_t *frame;
     /* of both */
     size_t size;
-    /* sealed memory that has the payload; -1: none */
-    int memory_fd;
+    /* has the payload; a reference; NULL: none */
+    struct cox_payload_memory *memory;
     bool taken;
     /* the answer, a frame; NULL: not yet, or it has none */
     uint8_t *answer;
@@ -142,10 +142,11 @@ int cox_agent_link_receive(struct cox_agent_link *link, const struct cox_frame *
  * *bytes is NULL. */
 int cox_agent_link_receive_owned(struct cox_agent_link *link, const struct cox_frame *frame,
                                  uint8_t **bytes, uint64_t now_ns, struct cox_error *err);
-/* The same, of a REQUEST whose payload is in memory. *memory_fd: where the request needs it, it is
- * taken, and is -1. */
+/* The same, of a REQUEST whose payload is in memory, to which the request then has a reference of
+ * its own until it was taken. */
 int cox_agent_link_receive_memory(struct cox_agent_link *link, const struct cox_frame *frame,
-                                  int *memory_fd, uint64_t now_ns, struct cox_error *err);
+                                  struct cox_payload_memory *memory, uint64_t now_ns,
+                                  struct cox_error *err);
 /* Whether a hello is due after this frame, for which receive has returned r (a SEEK: COX_STALE): the
  * lead seeks, or does not know that it is not followed. describe is called then. */
 bool cox_agent_link_greets(const struct cox_agent_link *link, const struct cox_frame *frame, int r,

@@ -33,6 +33,8 @@
 
 #include "nodes_common.h"
 
+struct cox_payload_memory;
+
 #define COX_FRAME_PROTOCOL 1u
 #define COX_FRAME_HEAD_SIZE 96
 /* Bytes of text of one rank. */
@@ -78,7 +80,7 @@ struct cox_frame {
     const uint8_t *payload;
     size_t size;
     /* lent, with payload NULL */
-    int memory_fd;
+    struct cox_payload_memory *memory;
 };
 
 /* Writes the head; the payload follows it. */

@@ -9,6 +9,7 @@
 #define BLOCK_SIZE 100000
 
 static struct cox_large_payload_sender sender;
+static struct cox_payload_memory_pool pool;
 static struct cox_large_payload kept;
 static struct cox_large_payload_ref foreign; /* the child's payload */
 static struct cox_large_payload_origin child;
@@ -18,6 +19,7 @@ static int file_fd;
 
 static void sender_prepare(void)
 {
+    cox_payload_memory_pool_init(&pool);
     cox_large_payload_sender_init(&sender);
 }
 
@@ -27,6 +29,7 @@ static void sender_restore(void)
     assert_int_equal(atomic_load(&sender.block_count), 0);
     assert_int_equal(atomic_load(&sender.block_bytes), 0);
     cox_large_payload_sender_deinit(&sender);
+    cox_payload_memory_pool_deinit(&pool);
 }
 
 static int reserve(void *object, struct cox_error *err)
@@ -53,11 +56,15 @@ static int adopt(void *object, struct cox_error *err)
 {
     static const uint8_t bytes[BLOCK_SIZE];
     struct cox_large_payload block = {0};
-    _cox_cleanup_(cox_close_fd) int fd = -1;
-    const struct iovec whole = {(void *)(uintptr_t)bytes, sizeof bytes};
-    int r = cox_region_create_unnamed_filled("adopted", &whole, sizeof bytes, &fd, err);
+    struct cox_payload_memory *memory = NULL;
+    int r = cox_payload_memory_take(&pool, sizeof bytes, &memory, err);
+    if (r == 0 && !cox_payload_memory_bytes(memory))
+        r = cox_payload_memory_fill(memory, 0, bytes, sizeof bytes, err);
     if (r == 0)
-        r = cox_large_payload_adopt(&sender, NULL, fd, sizeof bytes, &block, err);
+        r = cox_payload_memory_finish(memory, err);
+    if (r == 0)
+        r = cox_large_payload_adopt(&sender, NULL, memory, sizeof bytes, &block, err);
+    cox_payload_memory_unref(memory);
     if (r == 0)
         memcpy(object, &block, sizeof block);
     return r;

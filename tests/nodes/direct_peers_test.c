@@ -1,5 +1,6 @@
 /* Peers of a direct connection that are no cox_direct: their certificates, greetings, heads, and
  * silence. */
+#include "channel/memory/payload_memory.h"
 #include "direct_world.h"
 
 #include <arpa/inet.h>
@@ -394,23 +395,39 @@ static bool odd_to_memory(void *context, uint32_t kind, uint64_t size, const uin
     return kind % 2;
 }
 
+static void pool_free(void *object)
+{
+    cox_payload_memory_pool_deinit(object);
+    free(object);
+}
+
+/* For messages to a node that is opened later, and so closed before. */
+static struct cox_payload_memory_pool *pool_new(void)
+{
+    struct cox_payload_memory_pool *pool = calloc(1, sizeof *pool);
+    assert_non_null(pool);
+    cox_payload_memory_pool_init(pool);
+    return test_own(pool, pool_free);
+}
+
+/* That of the last message of kind REFERRED. */
+#define REFERRED 11
+static struct cox_payload_memory *referred;
+
 /* Puts front and memory together again, for the box. */
 static void to_box(void *context, const char *peer, const char *group, uint32_t kind,
-                   const uint8_t *front, int memory_fd, uint64_t memory_size)
+                   const uint8_t *front, struct cox_payload_memory *memory, uint64_t memory_size)
 {
     struct box *box = context;
     uint8_t *bytes = malloc(COX_DIRECT_FRONT_SIZE + memory_size);
-    struct stat st;
     assert_non_null(bytes);
-    assert_int_equal(fstat(memory_fd, &st), 0);
-    assert_int_equal(st.st_size, memory_size);
-    const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
-    assert_int_equal(fcntl(memory_fd, F_GET_SEALS) & seals, seals);
-    assert_int_equal(fcntl(memory_fd, F_GETFL) & O_ACCMODE, O_RDONLY);
     memcpy(bytes, front, COX_DIRECT_FRONT_SIZE);
-    assert_int_equal(pread(memory_fd, bytes + COX_DIRECT_FRONT_SIZE, memory_size, 0), memory_size);
-    close(memory_fd);
+    assert_int_equal(
+        pread(cox_payload_memory_fd(memory), bytes + COX_DIRECT_FRONT_SIZE, memory_size, 0),
+        memory_size);
     pthread_mutex_lock(&box->lock);
+    if (kind == REFERRED)
+        referred = cox_payload_memory_ref(memory);
     free(box->bytes);
     snprintf(box->peer, sizeof box->peer, "%s", peer);
     snprintf(box->group, sizeof box->group, "%s", group);
@@ -426,6 +443,7 @@ BOX_TEST(messages_go_to_memory_of_their_own)
 {
     static const size_t sizes[] = {0, 1, 96, 97, 98, 4096, MIB, MIB + 1, 3 * MIB, 20 * MIB + 12345};
     struct cox_direct_options options = options_of("node-b", NULL, box);
+    options.memory = pool_new();
     options.to_memory = odd_to_memory;
     options.on_memory = to_box;
     struct cox_direct *b = opened(&options), *a = node("node-a", NULL, NULL);
@@ -453,6 +471,63 @@ BOX_TEST(messages_go_to_memory_of_their_own)
     close(fd);
     box_await_end(box, "node-c (127.0.0.1");
     assert_int_equal(box_message_count(box), count);
+}
+
+static void check_referred(const uint8_t *bytes, size_t size)
+{
+    uint8_t *copy = malloc(size);
+    assert_non_null(copy);
+    assert_int_equal(pread(cox_payload_memory_fd(referred), copy, size, 0), size);
+    assert_memory_equal(copy, bytes, size);
+    free(copy);
+}
+
+BOX_TEST(memory_gets_the_next_message_once_nobody_refers_to_it)
+{
+    struct cox_direct_options options = options_of("node-b", NULL, box);
+    struct cox_payload_memory_pool *pool = options.memory = pool_new();
+    options.to_memory = odd_to_memory;
+    options.on_memory = to_box;
+    struct cox_direct *b = opened(&options), *a = node("node-a", NULL, NULL);
+    const uint16_t port = cox_direct_port(b);
+    const size_t size = 3 * MIB;
+    uint8_t *bytes = malloc(size);
+    assert_non_null(bytes);
+    memset(bytes, 1, size);
+    assert_int_equal(send_bytes(a, "node-b", port, REFERRED, bytes, size, PATIENCE_MS, NULL), 0);
+    box_await(box, 1);
+    for (int i = 2; i < 6; i++) {
+        memset(bytes, i, size);
+        assert_int_equal(send_bytes(a, "node-b", port, 9, bytes, size, PATIENCE_MS, NULL), 0);
+        box_await(box, (uint32_t)i);
+        assert_memory_equal(box->bytes, bytes, size);
+    }
+    memset(bytes, 1, size);
+    check_referred(bytes, size - COX_DIRECT_FRONT_SIZE);
+    /* From now on it is the one that was released last. */
+    assert_int_equal(send_bytes(a, "node-b", port, 2, bytes, 1, PATIENCE_MS, NULL), 0);
+    box_await(box, 6);
+    const struct cox_payload_memory *last = referred;
+    referred = cox_payload_memory_unref(referred);
+    memset(bytes, 7, size);
+    assert_int_equal(send_bytes(a, "node-b", port, REFERRED, bytes, size, PATIENCE_MS, NULL), 0);
+    box_await(box, 7);
+    assert_ptr_equal(referred, last);
+    check_referred(bytes, size - COX_DIRECT_FRONT_SIZE);
+    /* A message that ends within it leaves it to the next one. */
+    referred = cox_payload_memory_unref(referred);
+    int fd = raw_connect(port);
+    raw_hello(fd, "node-c");
+    raw_head(fd, 0x44584f43, size, 0);
+    raw_send(fd, MIB);
+    close(fd);
+    box_await_end(box, "node-c (127.0.0.1");
+    memset(bytes, 8, size);
+    assert_int_equal(send_bytes(a, "node-b", port, 9, bytes, size, PATIENCE_MS, NULL), 0);
+    box_await(box, 8);
+    assert_memory_equal(box->bytes, bytes, size);
+    assert_non_null(pool->kept);
+    free(bytes);
 }
 
 /* As many bytes of a part are there as the test has said. */

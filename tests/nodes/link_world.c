@@ -1,4 +1,3 @@
-#include "channel/shm/region.h"
 #include "link_world.h"
 
 const struct cox_node_times times = COX_NODE_TIMES_DEFAULT;
@@ -161,7 +160,8 @@ static void agent_run(struct world *world)
             if (frame.payload)
                 memcpy(&number, frame.payload, sizeof number);
             else
-                assert_int_equal(pread(frame.memory_fd, &number, sizeof number, 0), 8);
+                assert_int_equal(
+                    pread(cox_payload_memory_fd(frame.memory), &number, sizeof number, 0), 8);
             CHECK(frame.size == sizeof number && number == frame.sequence);
             world->run_epoch[c] = frame.epoch;
             world->run_sequence[c] = frame.sequence;
@@ -216,20 +216,22 @@ static void agent_work(struct world *world)
     }
 }
 
-/* Some of the requests come in memory, which the link takes or leaves. */
+/* Some of the requests come in memory, to which the link refers or not. */
 static int agent_receive(struct world *world, struct cox_frame *frame, struct cox_error *err)
 {
-    int fd = -1, r;
+    struct cox_payload_memory *memory = NULL;
     if (frame->kind != COX_FRAME_REQUEST || !chance(world, 1, 32))
         return cox_agent_link_receive(&world->agent, frame, agent_now(world), err);
-    const struct iovec whole = {(void *)(uintptr_t)frame->payload, frame->size};
-    assert_int_equal(cox_region_create_unnamed_filled("link_world", &whole, frame->size, &fd, NULL),
-                     0);
+    assert_int_equal(cox_payload_memory_take(&world->memory, frame->size, &memory, NULL), 0);
+    uint8_t *kept = cox_payload_memory_bytes(memory);
+    if (kept)
+        memcpy(kept, frame->payload, frame->size);
+    else
+        assert_int_equal(cox_payload_memory_fill(memory, 0, frame->payload, frame->size, NULL), 0);
+    assert_int_equal(cox_payload_memory_finish(memory, NULL), 0);
     frame->payload = NULL;
-    const int lent = fd;
-    r = cox_agent_link_receive_memory(&world->agent, frame, &fd, agent_now(world), err);
-    CHECK(fd == (r ? lent : -1));
-    cox_close_fd(&fd);
+    int r = cox_agent_link_receive_memory(&world->agent, frame, memory, agent_now(world), err);
+    cox_payload_memory_unref(memory);
     return r;
 }
 
@@ -677,6 +679,7 @@ struct world *world_new(uint64_t seed, const struct faults *faults)
     world->random = (seed + 1) * UINT64_C(0x9e3779b97f4a7c15) | 1;
     world->now_ns = 5000 * MS;
     world->agent_id = 1000;
+    cox_payload_memory_pool_init(&world->memory);
     if (faults)
         world->faults = *faults;
     world->to_all = faults != NULL;
@@ -695,6 +698,7 @@ void world_free(struct world *world)
         cox_lead_link_deinit(&world->leads[i].link);
     }
     cox_agent_link_deinit(&world->agent);
+    cox_payload_memory_pool_deinit(&world->memory);
     for (size_t i = 0; i < world->packet_count; i++)
         free(world->packets[i].bytes);
     free(world);

@@ -10,6 +10,7 @@
 #ifndef COX_TESTS_NODES_LINK_WORLD_H
 #define COX_TESTS_NODES_LINK_WORLD_H
 
+#include "channel/memory/payload_memory.h"
 #include "nodes/link/agent_link.h"
 #include "nodes/link/lead_link.h"
 #include "tests/lib/test.h"
@@ -93,6 +94,7 @@ struct world {
     struct lead leads[LEAD_COUNT];
     uint32_t lead_now;
     struct cox_agent_link agent;
+    struct cox_payload_memory_pool memory;
     uint64_t agent_id;
     uint32_t claimed[RANK_COUNT];
     bool dead[RANK_COUNT];

@@ -56,8 +56,8 @@ FOLDERS = {
     "coordinator/recovery": "channel/base coordinator/collector coordinator/executor",
     "coordinator/server": "channel/base channel/recorder channel/shm channel/socket proto coordinator/collector coordinator/executor coordinator/stacks "
                           "coordinator/recovery",
-    "nodes/link": "channel/base channel/text channel/recorder channel/shm coordinator/transport",
-    "nodes/direct": "channel/base channel/shm channel/socket",
+    "nodes/link": "channel/base channel/text channel/memory channel/recorder channel/shm coordinator/transport",
+    "nodes/direct": "channel/base channel/memory channel/socket",
     "nodes/lead": "channel/base nodes nodes/link",
     "nodes/agent": "channel/base channel/memory channel/recorder channel/socket proto coordinator/executor coordinator/recording nodes nodes/link",
     "nodes": "channel/base channel/kv worker/group nodes/link nodes/direct coordinator/transport",

@@ -143,26 +143,34 @@ TEST(m3_what_is_filled_is_there_and_never_changes)
 TEST(m3_memory_that_has_the_bytes_is_adopted)
 {
     static const uint8_t content[] = "adopted";
+    struct cox_payload_memory_pool pool;
+    struct cox_payload_memory *memory = NULL;
     struct cox_large_payload block = {0};
     const uint8_t *bytes;
-    int fd = -1;
     begin();
-    const struct iovec whole = {(void *)(uintptr_t)content, sizeof content};
-    assert_int_equal(cox_region_create_unnamed_filled("adopted", &whole, sizeof content, &fd, NULL),
+    cox_payload_memory_pool_init(&pool);
+    assert_int_equal(cox_payload_memory_take(&pool, SIZE, &memory, NULL), 0);
+    assert_int_equal(cox_payload_memory_fill(memory, 0, content, sizeof content, NULL), 0);
+    /* Others could write to it. */
+    assert_int_equal(cox_large_payload_adopt(&sender, NULL, memory, sizeof content, &block, NULL),
+                     -EBADF);
+    assert_null(block.region.base);
+    assert_int_equal(cox_payload_memory_finish(memory, NULL), 0);
+    assert_int_equal(cox_large_payload_adopt(&sender, NULL, memory, sizeof content, &block, NULL),
                      0);
-    assert_int_equal(cox_large_payload_adopt(&sender, NULL, fd, sizeof content, &block, NULL), 0);
-    close(fd); /* it was lent */
+    cox_payload_memory_unref(memory);
     assert_int_equal(atomic_load(&sender.block_bytes), sizeof content);
     assert_true(cox_large_payload_is_transient(&block));
     const struct cox_large_payload_ref ref = cox_large_payload_refer(&block, sizeof content);
     struct cox_large_payload_view view = {0};
     assert_int_equal(cox_large_payload_view_map(&view, &ref, &self, &bytes, NULL), 0);
     assert_memory_equal(bytes, content, sizeof content);
+    assert_int_equal(view.region.size, sizeof content);
     cox_large_payload_view_drop(&view);
-    struct cox_large_payload none = {0};
-    assert_int_equal(cox_large_payload_adopt(&sender, NULL, -1, 1, &none, NULL), -EBADF);
-    assert_null(none.region.base);
+    assert_null(pool.kept);
     end(&block);
+    assert_ptr_equal(pool.kept, memory); /* no reader opens it any more */
+    cox_payload_memory_pool_deinit(&pool);
 }
 
 TEST(m3_a_reserve_finds_what_is_large_enough)
