@@ -146,7 +146,7 @@
     X(HANDLE_TAKEN, "handle.taken")         /* by another process, not checked yet */              \
     X(HANDLE_WITHDRAWN, "handle.withdrawn") /* only the exporter has it */                         \
     X(HANDLE_PUT, "handle.put")                                                                    \
-    /* KV blocks, of one's own and of other groups (channel/kv, engine/rank/pulls.h). */   \
+    /* KV blocks, of one's own and of other groups (channel/kv, engine/rank/pulls.h). */           \
     X(KV_MADE, "kv.made")                                                                          \
     X(KV_TAKEN, "kv.taken") /* a block has no user and may be written */                           \
     X(KV_GIVEN, "kv.given")                                                                        \
@@ -245,10 +245,7 @@
     X(POOL_HINTED, "pool.hinted") /* where a free one may be */                                    \
     X(POOL_PAGES, "pool.pages")   /* of a block or slab, about to be there or not, or so */        \
     X(POOL_RETAINED, "pool.retained")                                                              \
-    X(POOL_SLAB, "pool.slab") /* another phase of a slab */                                        \
-    X(POOL_GENERATION_BUMPED, "pool.generation_bumped")                                            \
-    X(POOL_UNPIN_WAITING, "pool.unpin_waiting") /* a thread starts or stops waiting */             \
-    X(POOL_WOKEN, "pool.woken")                                                                    \
+    X(POOL_SLAB, "pool.slab")   /* another phase of a slab */                                      \
     X(POOL_QUEUE, "pool.queue") /* one step of joining or leaving a queue */                       \
     X(POOL_PINNED, "pool.pinned")                                                                  \
     X(POOL_UNPINNED, "pool.unpinned")                                                              \

@@ -35,7 +35,6 @@ static struct cox_pool *pool_new(struct cox_error *err)
     pool->words_fd = -1;
     for (uint32_t i = 0; i < COX_POOL_LOCK_COUNT; i++)
         pthread_mutex_init(&pool->locks[i], NULL);
-    pthread_mutex_init(&pool->unpin_lock, NULL);
     pthread_mutex_init(&pool->joined_lock, NULL);
     return pool;
 }
@@ -310,7 +309,6 @@ struct cox_pool *cox_pool_free(struct cox_pool *pool)
         cox_pool_owner_leave(pool);
         for (uint32_t i = 0; i < COX_POOL_LOCK_COUNT; i++)
             pthread_mutex_destroy(&pool->locks[i]);
-        pthread_mutex_destroy(&pool->unpin_lock);
         pthread_mutex_destroy(&pool->joined_lock);
     }
     pool_drop(pool);
@@ -403,16 +401,6 @@ uint64_t cox_pool_id(const struct cox_pool *pool)
 struct cox_domain_id cox_pool_domain(const struct cox_pool *pool)
 {
     return pool->geometry.domain;
-}
-
-uint32_t cox_pool_block_count(const struct cox_pool *pool)
-{
-    return pool->geometry.block_count;
-}
-
-uint64_t cox_pool_block_size(const struct cox_pool *pool)
-{
-    return pool->geometry.block_size;
 }
 
 struct cox_domain_memory *cox_pool_memory(const struct cox_pool *pool)

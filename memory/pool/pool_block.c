@@ -1,7 +1,6 @@
 /* pool_block: the steps of a block's word, of the counts and of the hints. pool_reclaim.c has the
  * protocol. */
 #include "channel/base/fault.h"
-#include "channel/base/futex.h"
 #include "pool_internal.h"
 
 /* ---- counts ---- */
@@ -16,20 +15,6 @@ int cox_pool_count_add(struct cox_pool *pool, uint32_t block)
     while (!atomic_compare_exchange_weak(&count->ref_count, &seen, (uint16_t)(seen + 1)));
     cox_fault_point(COX_FAULT_POOL_COUNTED);
     return 0;
-}
-
-/* seq_cst with the bit of unpin_waiters: either this thread sees the waiter, or the waiter sees the
- * dropped count. */
-void cox_pool_wake_unpin_waiters(struct cox_pool *pool)
-{
-    bool waits = false;
-    for (uint32_t i = 0; i <= (pool->geometry.owner_count - 1) / 64; i++)
-        waits = waits || atomic_load(&pool->header->unpin_waiters[i]);
-    if (!waits)
-        return;
-    atomic_fetch_add(&pool->header->unpin_wakeup, 1);
-    cox_futex_wake(&pool->header->unpin_wakeup);
-    cox_fault_point(COX_FAULT_POOL_WOKEN);
 }
 
 bool cox_pool_block_is_counted(const struct cox_pool *pool, uint32_t block)

@@ -4,7 +4,7 @@
  * Layers, each of which calls only those below it (tests/tree/calls.py):
  *
  *   pool.c            create, attach, free, handles
- *   pool_generation.c adopt_all, bump_generation, wait_unpinned; pool_pin.c: pins
+ *   pool_pin.c: pins
  *   pool_reference.c  allocate, ref, unref, find, copy; pool_owner.c: rows, claim and leave
  *   pool_sweep.c      what dead owners left
  *   pool_queues.c     queues that joined the pool
@@ -48,8 +48,6 @@ struct cox_pool {
     struct cox_domains *own_domains;
     struct cox_domain_memory *memory;
     bool read_only;
-    /* this process adopted all blocks */
-    _Atomic bool adopted_all;
     /* row of this process; UINT32_MAX: none */
     uint32_t owner;
     int32_t pid;
@@ -65,9 +63,6 @@ struct cox_pool {
 
     struct cox_pool_local_refs *local_refs;
     pthread_mutex_t locks[COX_POOL_LOCK_COUNT];
-    pthread_mutex_t unpin_lock;
-    /* threads in wait_unpinned */
-    uint32_t unpin_waiter_count;
     /* guards joined_counts and this process's owner_joined bits */
     pthread_mutex_t joined_lock;
     /* by place: joins minus leaves */
@@ -138,8 +133,6 @@ int cox_pool_block_use(struct cox_pool *pool, uint32_t block, uint64_t generatio
 int cox_pool_count_add(struct cox_pool *pool, uint32_t block);
 /* A row or a pin counts it. */
 bool cox_pool_block_is_counted(const struct cox_pool *pool, uint32_t block);
-/* Wakes processes in wait_unpinned. */
-void cox_pool_wake_unpin_waiters(struct cox_pool *pool);
 void cox_pool_hint(struct cox_pool *pool, uint32_t block);
 
 /* ---- pool_pages.c: a page is the memory of a block; in a slab pool, of a slab ---- */
@@ -178,7 +171,7 @@ void cox_pool_pages_sweep(struct cox_pool *pool, uint32_t as);
 
 /* ---- pool_reclaim.c ---- */
 
-/* One less; wakes waiters for unpinned, and frees the block if that was the last one of all. False:
+/* One less; frees the block if that was the last one of all. False:
  * there was none. */
 bool cox_pool_count_drop(struct cox_pool *pool, uint32_t block);
 /* USED or CLOSING, and nothing counts it -> FREE. To call after every decrement and unpin. */
@@ -232,14 +225,11 @@ bool cox_pool_sweep_dead(struct cox_pool *pool, uint64_t *released);
 bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t identity, uint64_t next,
                           uint64_t *released);
 
-/* True if this process holds no reference to any block; blocks from adopt_all do not count. Scans
- * the local references of all blocks. */
+/* True if this process holds no reference to any block. Scans the local references of all
+ * blocks. */
 bool cox_pool_is_idle(const struct cox_pool *pool);
 
 struct cox_domain_id cox_pool_domain(const struct cox_pool *pool);
-uint32_t cox_pool_block_count(const struct cox_pool *pool);
-uint64_t cox_pool_block_size(
-    const struct cox_pool *pool); /* fixed: of each; slab: of the smallest */
 
 /* Find the block that contains a byte, by its offset or address, and its present generation. They
  * take no reference.
@@ -250,33 +240,6 @@ uint64_t cox_pool_block_size(
 int cox_pool_find(const struct cox_pool *pool, uint64_t offset, struct cox_block_ref *ret_ref);
 int cox_pool_find_pointer(const struct cox_pool *pool, const void *pointer,
                           struct cox_block_ref *ret_ref);
-
-/* Makes every block USED with this generation, counted in this process's row. Only in a fresh fixed
- * pool, else COX_STATE. An adopted block is not released with unref: it stays this process's until
- * free. Adopts all blocks or none. With on_demand it may also return what the domain returns; then
- * the pool is not fresh any more. */
-int cox_pool_adopt_all(struct cox_pool *pool, uint64_t generation, struct cox_error *err);
-/* The generation of a block that this process adopted; 0: no such block. No ordering guarantee. */
-uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block);
-/* Gives the block another generation: from now on no process can take a reference to the old one.
- * Does not wait; the block must not be written before wait_unpinned has returned 0.
- * Returns
- *   0, also if it has that generation already
- *   COX_INVALID
- *   COX_STATE: this process has not adopted the block
- */
-int cox_pool_bump_generation(struct cox_pool *pool, uint32_t block, uint64_t generation);
-/* Blocks until no other process has a reference to the block: then it may be written. Checks at
- * once, at every unref and every 50 ms, and releases the references of dead processes. cancelled
- * (NULL: never) is called at each check.
- * Returns
- *   0
- *   COX_TIMEOUT: err names the process that still has a reference
- *   COX_ABORTED: cancelled
- *   COX_INVALID
- */
-int cox_pool_wait_unpinned(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
-                           bool (*cancelled)(void *context), void *context, struct cox_error *err);
 
 /* Joins this process to a queue (its id, not 0), so that the queue's pins stay valid while the
  * process lives. Each join needs one leave, because one process may have several users of the pool;

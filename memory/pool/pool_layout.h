@@ -5,7 +5,7 @@
  * Areas follow one another, each aligned to a line of 128 bytes (struct cox_pool_geometry has the
  * offsets):
  *
- *   offset 0     header     constants, written before magic; the wakeup of wait_unpinned; queues.
+ *   offset 0     header     constants, written before magic; queues.
  *                           4096 bytes
  *          4096  owners[]   one line per process: its identity and counters
  *          ...   blocks[]   a word per block: {generation, phase, owner}. Slab: per unit of
@@ -75,19 +75,14 @@ struct cox_pool_layout_header {
     /* rows from here on were never used; only grows */
     _Atomic uint32_t owner_high;
     uint8_t padding_0[COX_POOL_LINE_SIZE - 4];
-    /* futex; incremented when a count drops to 0 while a process waits */
-    _Atomic uint32_t unpin_wakeup;
-    uint8_t padding_1[COX_POOL_LINE_SIZE - 4];
-    _Atomic uint64_t
-        unpin_waiters[COX_POOL_OWNER_COUNT_MAX / 64]; /* by owner: blocks on unpin_wakeup */
     /* 0, or cox_pool_identity of the process that has it */
     _Atomic uint64_t queues_lock;
-    uint8_t padding_2[COX_POOL_LINE_SIZE - 8];
+    uint8_t padding_1[COX_POOL_LINE_SIZE - 8];
     /* bytes of free blocks whose pages are allocated; approximate */
     _Atomic int64_t retained;
-    uint8_t padding_3[COX_POOL_LINE_SIZE - 8];
+    uint8_t padding_2[COX_POOL_LINE_SIZE - 8];
     struct cox_pool_layout_queue queues[COX_POOL_QUEUE_COUNT_MAX];
-    uint8_t padding_4[COX_POOL_PAGE_SIZE - 6 * COX_POOL_LINE_SIZE - 16 * COX_POOL_QUEUE_COUNT_MAX];
+    uint8_t padding_3[COX_POOL_PAGE_SIZE - 4 * COX_POOL_LINE_SIZE - 16 * COX_POOL_QUEUE_COUNT_MAX];
 };
 
 /* EMPTY -> LIVE                  compare-and-swap by the new owner
@@ -179,11 +174,9 @@ COX_POOL_AT(cox_pool_layout_header, blocks_ino, 96);
 COX_POOL_AT(cox_pool_layout_header, blocks_dev, 104);
 COX_POOL_AT(cox_pool_layout_header, constants_crc, 112);
 COX_POOL_AT(cox_pool_layout_header, owner_high, 128);
-COX_POOL_AT(cox_pool_layout_header, unpin_wakeup, 256);
-COX_POOL_AT(cox_pool_layout_header, unpin_waiters, 384);
-COX_POOL_AT(cox_pool_layout_header, queues_lock, 512);
-COX_POOL_AT(cox_pool_layout_header, retained, 640);
-COX_POOL_AT(cox_pool_layout_header, queues, 768);
+COX_POOL_AT(cox_pool_layout_header, queues_lock, 256);
+COX_POOL_AT(cox_pool_layout_header, retained, 384);
+COX_POOL_AT(cox_pool_layout_header, queues, 512);
 _Static_assert(sizeof(struct cox_pool_layout_header) == COX_POOL_PAGE_SIZE, "header size");
 COX_POOL_AT(cox_pool_layout_owner, owner_identity, 0);
 COX_POOL_AT(cox_pool_layout_owner, owner_joined, 8);

@@ -52,7 +52,6 @@ static void pin_clear(struct cox_pool *pool, uint32_t block, uint64_t word)
     }
     if (!changed)
         return;
-    cox_pool_wake_unpin_waiters(pool);
     cox_pool_block_reclaim(pool, block, pool->owner);
 }
 

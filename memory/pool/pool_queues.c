@@ -103,8 +103,6 @@ static uint64_t places_free(struct cox_pool *pool, uint32_t as)
             atomic_store(&pool->header->queues[place].queue_id, 0);
             cox_fault_point(COX_FAULT_POOL_QUEUE);
         }
-    if (dropped)
-        cox_pool_wake_unpin_waiters(pool);
     return dropped;
 }
 

@@ -85,7 +85,6 @@ bool cox_pool_count_drop(struct cox_pool *pool, uint32_t block)
     cox_fault_point(COX_FAULT_POOL_UNCOUNTED);
     if (seen > 1)
         return true;
-    cox_pool_wake_unpin_waiters(pool);
     cox_pool_block_reclaim(pool, block, pool->owner);
     return true;
 }

@@ -30,11 +30,7 @@ int cox_pool_check_ref(const struct cox_pool *pool, const struct cox_block_ref *
 
 bool cox_pool_has(const struct cox_pool *pool, const struct cox_block_ref *ref)
 {
-    if (cox_pool_local_refs_has(pool->local_refs, ref->block, ref->generation))
-        return true;
-    return atomic_load(&pool->adopted_all) &&
-           cox_pool_word_split(atomic_load(cox_pool_block_word_of(pool, ref->block))).generation ==
-               ref->generation;
+    return cox_pool_local_refs_has(pool->local_refs, ref->block, ref->generation);
 }
 
 /* As check_ref; also COX_STATE in the child of a fork. */

@@ -55,9 +55,6 @@ bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t identi
     uint64_t count = sweep_row(pool, owner);
     atomic_store(&line->owner_joined, 0);
     cox_fault_point(COX_FAULT_POOL_QUEUE);
-    atomic_fetch_and(&pool->header->unpin_waiters[owner / 64], ~(UINT64_C(1) << (owner % 64)));
-    cox_fault_point(COX_FAULT_POOL_UNPIN_WAITING);
-    cox_pool_wake_unpin_waiters(pool);
     count += cox_pool_queues_sweep(pool, owner);
     for (uint32_t block = 0; block < pool->geometry.block_count; block++)
         sweep_block(pool, block, owner);

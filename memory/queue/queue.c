@@ -321,11 +321,6 @@ int cox_queue_open(const struct cox_handle *handle, const char *socket_path, uin
     return r ? r : cox_queue_attach(fd, expected, ret_queue, err);
 }
 
-uint64_t cox_queue_id(const struct cox_queue *queue)
-{
-    return queue->id;
-}
-
 /* ---- under the lock ---- */
 
 int cox_queue_enter_until(struct cox_queue *queue, uint64_t deadline_ns, struct cox_error *err)

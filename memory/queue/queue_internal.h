@@ -282,8 +282,6 @@ static inline struct cox_queue_layout_subscriber *cox_subscriber_line(
     return cox_queue_subscriber_at(subscriber->queue, subscriber->slot);
 }
 
-uint64_t cox_queue_id(const struct cox_queue *queue);
-
 void cox_queue_dump(struct cox_queue *queue, void (*line)(void *context, const char *text),
                     void *context);
 

@@ -19,23 +19,17 @@
 #define SPARED 9
 
 static const char *const points[] = {
-    "pool.made",          "pool.joined",    "pool.claimed",
-    "pool.counted",       "pool.used",      "pool.uncounted",
-    "pool.closing",       "pool.checked",   "pool.reopened",
-    "pool.freed",         "pool.hinted",    "pool.pages",
-    "pool.retained",      "pool.slab",      "pool.generation_bumped",
-    "pool.unpin_waiting", "pool.woken",     "pool.queue",
-    "pool.pinned",        "pool.unpinned",  "pool.sweeping",
-    "pool.swept",         "pool.left",      "domain.committed",
-    "domain.returned",    "memory.created",
+    "pool.made",        "pool.joined",     "pool.claimed",   "pool.counted",  "pool.used",
+    "pool.uncounted",   "pool.closing",    "pool.checked",   "pool.reopened", "pool.freed",
+    "pool.hinted",      "pool.pages",      "pool.retained",  "pool.slab",     "pool.queue",
+    "pool.pinned",      "pool.unpinned",   "pool.sweeping",  "pool.swept",    "pool.left",
+    "domain.committed", "domain.returned", "memory.created",
 };
 #define POINT_COUNT (sizeof points / sizeof points[0])
 
 struct run {
     struct cox_pool_options options;
     int fds[2];
-    /* which adopts all; the victim only reads */
-    bool owner_is_survivor;
     struct cox_block_ref kept[KEPT_COUNT];
     /* referenced by the dead process as it was about to be freed */
     struct cox_block_ref left;
@@ -60,17 +54,15 @@ static void mess_main(const struct forks_self *self)
     FORK_CHECK(cox_pool_queue_join(pool, BOTH, NULL) == 0, "join");
     FORK_CHECK(cox_pool_queue_join(pool, ALONE, NULL) == 0, "join");
     FORK_CHECK(cox_pool_pin(pool, &run->kept[0], BOTH, 50, NULL) == 0, "pin");
-    if (!run->owner_is_survivor) {
-        for (int i = 0; i < 2; i++) {
-            FORK_CHECK(cox_pool_allocate(pool, size_of(run), &ref, NULL) == 0, "allocate");
-            FORK_CHECK(cox_pool_pin(pool, &ref, i ? ALONE : BOTH, 51, NULL) == 0, "pin");
-        }
-        if (run->options.slab_size)
-            FORK_CHECK(cox_pool_allocate(pool, 2 * run->options.slab_size, &ref, NULL) == 0, "run");
-        FORK_CHECK(cox_pool_allocate(pool, size_of(run), &run->left, NULL) == 0, "allocate");
-        cox_fault_arm("pool.closing:kill:0:1");
-        cox_pool_unref(pool, &run->left, NULL);
+    for (int i = 0; i < 2; i++) {
+        FORK_CHECK(cox_pool_allocate(pool, size_of(run), &ref, NULL) == 0, "allocate");
+        FORK_CHECK(cox_pool_pin(pool, &ref, i ? ALONE : BOTH, 51, NULL) == 0, "pin");
     }
+    if (run->options.slab_size)
+        FORK_CHECK(cox_pool_allocate(pool, 2 * run->options.slab_size, &ref, NULL) == 0, "run");
+    FORK_CHECK(cox_pool_allocate(pool, size_of(run), &run->left, NULL) == 0, "allocate");
+    cox_fault_arm("pool.closing:kill:0:1");
+    cox_pool_unref(pool, &run->left, NULL);
     kill(getpid(), SIGKILL);
 }
 
@@ -87,8 +79,6 @@ static void use_references(const struct forks_self *self, struct cox_pool *pool)
     struct cox_block_ref stale = run->kept[2];
     stale.generation++;
     FORK_CHECK(cox_pool_ref(pool, &stale, NULL) == COX_STALE, "stale");
-    FORK_CHECK(cox_pool_wait_unpinned(pool, run->kept[0].block, 0, NULL, NULL, NULL) == COX_TIMEOUT,
-               "wait_unpinned");
 }
 
 static void use_blocks(const struct forks_self *self, struct cox_pool *pool)
@@ -120,56 +110,25 @@ static void use_pins(const struct forks_self *self, struct cox_pool *pool)
     FORK_CHECK(cox_pool_queue_join(pool, ALONE, NULL) == 0, "join");
     FORK_CHECK(cox_pool_pin(pool, &run->kept[0], ALONE, 1, NULL) == 0, "pin");
     FORK_CHECK(cox_pool_pin(pool, &run->kept[1], BOTH, 2, NULL) == 0, "pin");
-    if (!run->owner_is_survivor) { /* a block that only a message pins, and then nothing */
-        FORK_CHECK(cox_pool_allocate(pool, size_of(run), &ref, NULL) == 0, "allocate");
-        FORK_CHECK(cox_pool_pin(pool, &ref, BOTH, 3, NULL) == 0, "pin");
-        FORK_CHECK(cox_pool_unref(pool, &ref, NULL) == 0, "unref");
-        FORK_CHECK(cox_pool_ref(pool, &ref, NULL) == 0, "ref");
-        FORK_CHECK(cox_pool_unref(pool, &ref, NULL) == 0, "unref");
-        cox_pool_unpin(pool, &ref, BOTH, 3);
-        FORK_CHECK(cox_pool_ref(pool, &ref, NULL) == COX_STALE, "stale");
-    }
+    /* A block that only a message pins, and then nothing. */
+    FORK_CHECK(cox_pool_allocate(pool, size_of(run), &ref, NULL) == 0, "allocate");
+    FORK_CHECK(cox_pool_pin(pool, &ref, BOTH, 3, NULL) == 0, "pin");
+    FORK_CHECK(cox_pool_unref(pool, &ref, NULL) == 0, "unref");
+    FORK_CHECK(cox_pool_ref(pool, &ref, NULL) == 0, "ref");
+    FORK_CHECK(cox_pool_unref(pool, &ref, NULL) == 0, "unref");
+    cox_pool_unpin(pool, &ref, BOTH, 3);
+    FORK_CHECK(cox_pool_ref(pool, &ref, NULL) == COX_STALE, "stale");
     cox_pool_unpin(pool, &run->kept[1], BOTH, 2);
     cox_pool_queue_leave(pool, ALONE);
 }
 
-/* Called while the owner waits: now the reader releases its reference. */
-struct late {
-    struct cox_pool *reader;
-    struct cox_block_ref ref;
-};
-
-static bool give_back(void *context)
+/* A pool that the victim makes itself. */
+static void use_own(const struct forks_self *self)
 {
-    struct late *late = context;
-    cox_pool_unref(late->reader, &late->ref, NULL);
-    return false;
-}
-
-/* A pool of the victim, with a reader in the same process. */
-static void use_numbers(const struct forks_self *self)
-{
-    struct run *run = self->context;
-    struct cox_pool_options options = run->options;
+    const struct cox_pool_options options = {
+        .size = sizeof(struct cox_pool_options), .block_size = 4096, .block_count = 4};
     struct cox_pool *pool = NULL;
-    struct late late = {0};
-    int fds[2];
-    options.strategy = COX_POOL_FIXED;
-    options.block_size = 4096;
-    options.slab_size = options.slabs_size = 0;
-    options.block_count = 4;
     FORK_CHECK(cox_pool_create(&options, &pool, NULL) == 0, "create");
-    cox_pool_fds(pool, fds);
-    FORK_CHECK(cox_pool_attach(fds, NULL, &late.reader, NULL) == 0, "attach");
-    FORK_CHECK(cox_pool_adopt_all(pool, 7, NULL) == 0, "adopt_all");
-    late.ref = (struct cox_block_ref){cox_pool_id(pool), 7, 4096, 2, 0};
-    FORK_CHECK(cox_pool_ref(late.reader, &late.ref, NULL) == 0, "ref");
-    FORK_CHECK(cox_pool_bump_generation(pool, 2, 8) == 0, "bump_generation");
-    FORK_CHECK(cox_pool_wait_unpinned(pool, 2, 0, NULL, NULL, NULL) == COX_TIMEOUT,
-               "wait_unpinned");
-    FORK_CHECK(cox_pool_wait_unpinned(pool, 2, COX_DEADLINE_NEVER, give_back, &late, NULL) == 0,
-               "wait_unpinned");
-    cox_pool_free(late.reader);
     cox_pool_free(pool);
 }
 
@@ -183,14 +142,13 @@ static void victim_main(const struct forks_self *self)
     cox_fault_arm(plan);
     FORK_CHECK(cox_pool_attach(run->fds, NULL, &pool, NULL) == 0, "attach");
     /* No process has tried to free it, unless the row was taken, which tries. */
-    if (!run->owner_is_survivor && cox_pool_ref(pool, &run->left, NULL) == 0)
+    if (cox_pool_ref(pool, &run->left, NULL) == 0)
         FORK_CHECK(cox_pool_unref(pool, &run->left, NULL) == 0, "unref");
     cox_pool_sweep(pool);
     use_references(self, pool);
-    if (!run->owner_is_survivor)
-        use_blocks(self, pool);
+    use_blocks(self, pool);
     use_pins(self, pool);
-    use_numbers(self);
+    use_own(self);
     cox_pool_free(pool);
     _exit(SPARED);
 }
@@ -212,8 +170,7 @@ static void check_kept(struct cox_pool *pool, struct run *run)
             block_is(cox_pool_pointer(pool, ref), size_of(run), ref->block, ref->generation));
         assert_int_equal(cox_pool_ref(pool, ref, NULL), 0);
         assert_int_equal(cox_pool_unref(pool, ref, NULL), 0);
-        if (!run->owner_is_survivor)
-            assert_int_equal(cox_pool_unref(pool, ref, NULL), 0);
+        assert_int_equal(cox_pool_unref(pool, ref, NULL), 0);
         assert_int_equal(cox_pool_unref(pool, ref, NULL), COX_STALE);
     }
 }
@@ -249,13 +206,12 @@ static void check_free(struct cox_pool *pool, const struct run *run)
     free(refs);
 }
 
-/* No process waits, so none needs a wakeup. */
-static void check_settling(const struct run *run)
+/* Of the queues. */
+static void check_lock(const struct run *run)
 {
     const struct cox_pool_layout_header *header =
         mmap(NULL, COX_POOL_PAGE_SIZE, PROT_READ, MAP_SHARED, run->fds[0], 0);
     assert_ptr_not_equal(header, MAP_FAILED);
-    assert_int_equal(atomic_load(&header->unpin_waiters[0]), 0);
     assert_int_equal(atomic_load(&header->queues_lock), 0);
     munmap((void *)header, COX_POOL_PAGE_SIZE);
 }
@@ -300,10 +256,7 @@ static void check_unswept(struct cox_pool *pool, const struct run *run)
     }
     assert_int_equal(r, COX_FULL);
     /* A block that cannot be allocated is kept, or pinned for live processes. */
-    if (run->owner_is_survivor)
-        assert_int_equal(had, 0);
-    else
-        assert_int_equal(had + KEPT_COUNT, count - held_blocks(pool, run));
+    assert_int_equal(had + KEPT_COUNT, count - held_blocks(pool, run));
     while (had > 0)
         assert_int_equal(cox_pool_unref(pool, &refs[--had], NULL), 0);
     free(refs);
@@ -314,36 +267,25 @@ static void check_survivor(struct cox_pool *pool, struct run *run)
     if (run->passage % 2 == 0)
         check_unswept(pool, run);
     cox_pool_sweep(pool);
-    check_settling(run);
-    if (run->owner_is_survivor) {
+    check_lock(run);
+    assert_int_equal(pool_stats(pool).reference_count, KEPT_COUNT);
+    /* Pins of a queue that both joined stay. */
+    assert_true(pool_stats(pool).pin_count >= 2);
+    if (run->options.on_demand) { /* pages of used and of retained blocks */
         const struct cox_pool_stats stats = pool_stats(pool);
-        assert_int_equal(stats.reference_count, stats.block_count);
-        cox_pool_queue_leave(pool, BOTH);
-        check_kept(pool, run);
-        for (uint32_t block = 0; block < stats.block_count; block++) {
-            assert_int_equal(cox_pool_bump_generation(pool, block, 9), 0);
-            assert_int_equal(cox_pool_wait_unpinned(pool, block, 0, NULL, NULL, NULL), 0);
-        }
-    } else {
-        assert_int_equal(pool_stats(pool).reference_count, KEPT_COUNT);
-        /* Pins of a queue that both joined stay. */
-        assert_true(pool_stats(pool).pin_count >= 2);
-        if (run->options.on_demand) { /* pages of used and of retained blocks */
-            const struct cox_pool_stats stats = pool_stats(pool);
-            assert_true(pages_of(run) <=
-                        run->options.retain_size + (stats.block_count - stats.free_count) *
-                                                       (stats.size / stats.block_count));
-        }
-        cox_pool_queue_leave(pool, BOTH);
-        assert_int_equal(pool_stats(pool).pin_count, 0);
-        check_free(pool, run);
-        check_kept(pool, run);
-        if (run->options.on_demand)
-            assert_true(pages_of(run) <= run->options.retain_size);
-        pool_is_whole(pool);
-        if (run->options.on_demand)
-            assert_true(pages_of(run) <= run->options.retain_size);
+        assert_true(pages_of(run) <=
+                    run->options.retain_size +
+                        (stats.block_count - stats.free_count) * (stats.size / stats.block_count));
     }
+    cox_pool_queue_leave(pool, BOTH);
+    assert_int_equal(pool_stats(pool).pin_count, 0);
+    check_free(pool, run);
+    check_kept(pool, run);
+    if (run->options.on_demand)
+        assert_true(pages_of(run) <= run->options.retain_size);
+    pool_is_whole(pool);
+    if (run->options.on_demand)
+        assert_true(pages_of(run) <= run->options.retain_size);
     check_rows_and_queues(pool, run);
 }
 
@@ -357,14 +299,9 @@ static bool strike(const struct run *kind, const char *point, uint32_t passage)
     run->passage = passage;
     struct cox_pool *pool = pool_made(&run->options);
     cox_pool_fds(pool, run->fds);
-    if (run->owner_is_survivor)
-        assert_int_equal(cox_pool_adopt_all(pool, 7, NULL), 0);
     for (uint32_t i = 0; i < KEPT_COUNT; i++) {
         struct cox_block_ref *ref = &run->kept[i];
-        if (run->owner_is_survivor)
-            *ref = (struct cox_block_ref){cox_pool_id(pool), 7, size_of(run), i, 0};
-        else
-            *ref = pool_allocated(pool, size_of(run));
+        *ref = pool_allocated(pool, size_of(run));
         block_fill(cox_pool_pointer(pool, ref), size_of(run), ref->block, ref->generation);
     }
     assert_int_equal(cox_pool_queue_join(pool, BOTH, NULL), 0);
@@ -433,16 +370,6 @@ TEST(b37_b24_a30_killed_with_slabs_on_demand)
                                          .owner_count_max = 4,
                                          .on_demand = true,
                                          .retain_size = 4096}};
-    strike_everywhere(&kind);
-}
-
-TEST(p9_b37_a_reader_killed_while_the_owner_lives)
-{
-    const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
-                                         .block_size = 1024,
-                                         .block_count = 12,
-                                         .owner_count_max = 4},
-                             .owner_is_survivor = true};
     strike_everywhere(&kind);
 }
 

@@ -186,13 +186,9 @@ pool_share               short  all     pass      pool
 pool_share_3             short  all     pass      pool -DPROCESSES=3 -DOPS=1
 pool_crash               short  all     pass      pool -DCRASHES=1
 pool_crash_both          short  all     pass      pool -DCRASHES=2 -DOPS=1
-pool_kv                  short  all     pass      pool -DKV -DPROCESSES=3
-pool_kv_crash            short  all     pass      pool -DKV -DCRASHES=1 -DBUMPS=3
-pool_kv_crash_3          short  all     pass      pool -DKV -DPROCESSES=3 -DCRASHES=2 -DOPS=1 -DBUMPS=1
 pool_queue               short  all     pass      pool -DQUEUE -DPROCESSES=3
 pool_queue_crash         short  all     pass      pool -DQUEUE -DPROCESSES=3 -DCRASHES=2
 -pool_COUNT_FIRST        short  all     assert    pool -DCHECK_BEFORE_COUNT
--pool_COUNT_KV           short  all     assert    pool -DKV -DCHECK_BEFORE_COUNT
 -pool_PUT_BACK           short  all     assert    pool -DNO_PUT_BACK
 -pool_TAKE_OVER          short  all     assert    pool -DNO_TAKE_OVER
 -pool_SWAP_FREE          short  all     assert    pool -DSTORE_FREE
@@ -200,7 +196,6 @@ pool_queue_crash         short  all     pass      pool -DQUEUE -DPROCESSES=3 -DC
 -pool_REFUSAL            short  all     assert    pool -DNO_RECLAIM_AFTER_REFUSAL
 -pool_UNDO               short  all     assert    pool -DNO_UNDO -DCRASHES=1 -DOPS=1
 -pool_EVERY_BLOCK        short  all     assert    pool -DRECLAIM_COUNTED -DCRASHES=1 -DOPS=1
--pool_UNPINNED           short  all     assert    pool -DKV -DNO_WAIT_UNPINNED
 kv_one                   short  all     pass      kv
 kv_two                   short  all     pass      kv -DREADERS=2 -DCOPIES=1
 kv_many                  short  all     pass      kv -DTAKES=4 -DCOPIES=3

@@ -10,8 +10,6 @@
  *
  * Kinds of runs (-D): by default every process OPS times either allocates the block, writes it,
  * publishes its generation and releases it; or takes a published reference, reads and releases it.
- * KV: process 0 has the block for good and bumps its generation BUMPS times, the others reference
- * the one published last.
  *
  * QUEUE: process 0 publishes the block as a message that pins it, and releases it at once; the
  * others take it, each once, under the queue's lock; the last one clears the pin. PROCESSES;
@@ -25,9 +23,6 @@
 #endif
 #ifndef CRASHES
 #define CRASHES 0
-#endif
-#ifndef BUMPS
-#define BUMPS 2
 #endif
 
 #define TORN 255
@@ -145,14 +140,12 @@ inline take(generation)
     :: G(got, skip)
     :: atomic {
            LIVE(me) && !got ->
-#ifndef KV
            /* No reference to a block that is counted is refused. */
            i = 0;
            do
            :: i < PROCESSES -> assert(i == me || valid[i] != generation || dead[i]); i++
            :: else -> i = 0; break
            od;
-#endif
            count[me]--
        };
 #ifndef NO_RECLAIM_AFTER_REFUSAL
@@ -236,59 +229,7 @@ inline allocate()
     fi
 }
 
-#if defined(KV)
-proctype user(byte me)
-{
-    byte i, j, w, n;
-    bool found, swapped, got;
-    byte generation;
-
-    {
-        if
-        :: me == 0 ->
-           do
-           :: G(n < BUMPS, n++);
-              /* bump_generation */
-              do
-              :: S(w = word);
-                 swap(w, W(GENERATION(w) + 1, USED, 0));
-                 if
-                 :: G(swapped, break)
-                 :: G(!swapped, skip)
-                 fi
-              od;
-              S(generation = GENERATION(w) + 1; valid[me] = generation);
-#ifndef NO_WAIT_UNPINNED
-              /* until no other process counts it; counts of the dead are taken back */
-              S(j = 1);
-              do
-              :: G(j < PROCESSES && count[j] == 0, j++)
-              :: G(j < PROCESSES && count[j] > 0 && dead[j], count[j] = 0)
-              :: G(j == PROCESSES, break)
-              od;
-#endif
-              write(generation);
-              S(told = generation)
-           :: G(n == BUMPS, break)
-           od
-        :: else ->
-           do
-           :: G(n < OPS, n++; generation = told);
-              take(generation);
-              if
-              :: G(got, skip); read(generation); let_go()
-              :: G(!got, skip)
-              fi
-           :: G(n == OPS, break)
-           od
-        fi;
-        sweep();
-        S(ended[me] = true)
-    } unless {
-        dead[me]
-    }
-}
-#elif defined(QUEUE)
+#if defined(QUEUE)
 inline locked()
 {
     atomic {
@@ -415,13 +356,8 @@ proctype judge()
 #endif
        sweep();
        atomic {
-#ifdef KV
-           assert(PHASE(word) == (dead[0] -> FREE : USED));
-           assert(count[0] == (dead[0] -> 0 : 1));
-#else
            assert(PHASE(word) == FREE);
            assert(count[0] == 0);
-#endif
            assert(count[1] == 0);
            assert(count[PROCESSES - 1] == 0)
        }
@@ -433,14 +369,7 @@ init
     byte p;
 
     atomic {
-#ifdef KV
-        word = W(1, USED, 0);
-        count[0] = 1;
-        data = 1;
-        told = 1;
-#else
         word = W(1, FREE, 0);
-#endif
         interest = PROCESSES - 1;
         do
         :: p < PROCESSES -> run user(p); p++

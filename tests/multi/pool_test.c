@@ -312,112 +312,23 @@ TEST(b33_b37_a_lock_that_is_taken_delays_a_sweep)
     cox_pool_free(pool);
 }
 
-/* ---- readers of blocks whose generation is bumped ---- */
+/* ---- readers ---- */
 
-#define SETTLE_ROUNDS 20
-
-static void reader_main(const struct forks_self *self)
-{
-    struct shared *shared = self->context;
-    struct cox_pool *pool = attached(self, shared);
-    int fds[2];
-    cox_pool_fds(pool, fds);
-    struct cox_pool_layout_header *header =
-        mmap(NULL, COX_POOL_PAGE_SIZE, PROT_READ, MAP_SHARED, fds[0], 0);
-    for (uint32_t round = 0; round < SETTLE_ROUNDS; round++) {
-        const struct cox_block_ref ref = {cox_pool_id(pool), round + 1, BLOCK_SIZE, 0, 0};
-        FORK_CHECK(cox_pool_ref(pool, &ref, NULL) == 0, "ref");
-        atomic_store(&shared->step, round + 1);
-        /* Once the owner waits. */
-        AWAIT(atomic_load(&header->unpin_waiters[0]) != 0);
-        FORK_CHECK(cox_pool_unref(pool, &ref, NULL) == 0, "unref");
-        AWAIT(atomic_load(&shared->count) >= round + 1);
-    }
-    munmap(header, COX_POOL_PAGE_SIZE);
-    cox_pool_free(pool);
-}
-
-TEST(p9_a_process_that_waits_for_unpinned_is_woken)
-{
-    struct shared *shared = forks_share(sizeof *shared);
-    struct cox_pool *pool = pool_made(&fixed);
-    struct forks forks;
-    uint64_t shortest_ns = UINT64_MAX;
-    cox_pool_fds(pool, shared->fds);
-    assert_int_equal(cox_pool_adopt_all(pool, 1, NULL), 0);
-    forks_start(&forks, 1, reader_main, shared);
-    for (uint32_t round = 0; round < SETTLE_ROUNDS; round++) {
-        step_await(shared, round + 1);
-        assert_int_equal(cox_pool_bump_generation(pool, 0, round + 2), 0);
-        const uint64_t begun_ns = cox_now_ns();
-        int r = cox_pool_wait_unpinned(pool, 0, cox_deadline_after_ms(TEST_PATIENCE_MS), NULL, NULL,
-                                       test_err());
-        const uint64_t ns = cox_now_ns() - begun_ns;
-        assert_ok(r);
-        shortest_ns = ns < shortest_ns ? ns : shortest_ns;
-        atomic_store(&shared->count, round + 1);
-    }
-    forks_wait(&forks);
-    /* Without the wakeup each round would last a slice of 50 ms. */
-    assert_true(shortest_ns < 40 * COX_NSEC_PER_MSEC);
-    cox_pool_free(pool);
-}
-
-static void doomed_reader_main(const struct forks_self *self)
-{
-    struct shared *shared = self->context;
-    struct cox_pool *pool = attached(self, shared);
-    const struct cox_block_ref ref = {cox_pool_id(pool), 1, BLOCK_SIZE, 9, 0};
-    FORK_CHECK(cox_pool_ref(pool, &ref, NULL) == 0, "ref");
-    atomic_store(&shared->step, 1);
-    for (;;)
-        pause();
-}
-
-static bool kill_reader(void *context)
-{
-    kill(*(pid_t *)context, SIGKILL);
-    return false;
-}
-
-TEST(p9_b37_a_killed_reader_delays_no_other)
-{
-    test_needs_processes();
-    struct shared *shared = forks_share(sizeof *shared);
-    struct cox_pool *pool = pool_made(&fixed);
-    struct forks forks;
-    char text[64];
-    cox_pool_fds(pool, shared->fds);
-    assert_int_equal(cox_pool_adopt_all(pool, 1, NULL), 0);
-    forks_start(&forks, 1, doomed_reader_main, shared);
-    step_await(shared, 1);
-    assert_int_equal(cox_pool_bump_generation(pool, 9, 2), 0);
-    snprintf(text, sizeof text, "process %d", (int)forks.pids[0]);
-    assert_refused(
-        cox_pool_wait_unpinned(pool, 9, cox_deadline_after_ms(120), NULL, NULL, test_err()),
-        COX_TIMEOUT, text);
-    /* A reader is killed while the owner waits for it without a deadline. */
-    pid_t pid = forks.pids[0];
-    assert_ok(cox_pool_wait_unpinned(pool, 9, COX_DEADLINE_NEVER, kill_reader, &pid, NULL));
-    assert_int_equal(forks_end(&forks, 0), 128 + SIGKILL);
-    assert_int_equal(pool_stats(pool).reference_count, BLOCK_COUNT);
-    cox_pool_free(pool);
-}
-
-/* The owner adopts all, and is killed: references of a reader stay until it releases them. */
+/* The process that has allocated all blocks is killed: references of a reader stay until it
+ * releases them. */
 static void doomed_owner_main(const struct forks_self *self)
 {
     struct shared *shared = self->context;
     struct cox_pool *pool = attached(self, shared);
-    FORK_CHECK(cox_pool_adopt_all(pool, 1, NULL) == 0, "adopt_all");
-    const struct cox_block_ref ref = {cox_pool_id(pool), 1, BLOCK_SIZE, 9, 0};
-    block_fill(cox_pool_pointer(pool, &ref), BLOCK_SIZE, 9, 1);
+    for (int i = 0; i < BLOCK_COUNT; i++)
+        FORK_CHECK(cox_pool_allocate(pool, BLOCK_SIZE, &shared->refs[i], NULL) == 0, "allocate");
+    block_fill(cox_pool_pointer(pool, &shared->refs[9]), BLOCK_SIZE, 9, 1);
     atomic_store(&shared->step, 1);
     for (;;)
         pause();
 }
 
-TEST(p9_b37_an_owner_that_is_killed_takes_no_reader_along)
+TEST(b37_an_owner_that_is_killed_takes_no_reader_along)
 {
     test_needs_processes();
     struct shared *shared = forks_share(sizeof *shared);
@@ -426,8 +337,7 @@ TEST(p9_b37_an_owner_that_is_killed_takes_no_reader_along)
     cox_pool_fds(pool, shared->fds);
     forks_start(&forks, 1, doomed_owner_main, shared);
     step_await(shared, 1);
-    const struct cox_block_ref ref = {cox_pool_id(pool), 1, BLOCK_SIZE, 9, 0};
-    const struct cox_block_ref other = {cox_pool_id(pool), 1, BLOCK_SIZE, 8, 0};
+    const struct cox_block_ref ref = shared->refs[9], other = shared->refs[8];
     assert_int_equal(cox_pool_ref(pool, &ref, NULL), 0);
     kill(forks.pids[0], SIGKILL);
     assert_int_equal(forks_end(&forks, 0), 128 + SIGKILL);

@@ -28,7 +28,7 @@ SLAB_TEST(a30_h21_sizes_are_classes)
 {
     struct cox_pool *pool = own_pool(&slabs);
     struct cox_block_ref found, ref;
-    assert_int_equal(cox_pool_block_size(pool), 64);
+    assert_int_equal(pool->geometry.block_size, 64);
     for (uint64_t size = 1; size <= SLAB_COUNT * SLAB; size += size < 200 ? 1 : size / 7) {
         uint64_t room = 64, offset = 1;
         while (room < size)
@@ -298,7 +298,6 @@ static void no_pages(struct cox_pool_options options, uint64_t size, uint64_t re
         assert_int_equal(pool_stats(pool).reference_count, retained);
         drop(pool, refs, (uint32_t)retained);
     }
-    assert_int_equal(cox_pool_adopt_all(pool, 5, NULL), COX_STATE); /* it is not fresh */
     failing.commit = 0;
     pool_is_whole(pool);
     assert_int_equal(pages_of(pool), retained * size);
@@ -327,22 +326,4 @@ SLAB_TEST(h18_h28_no_pages_is_an_error_and_no_loss)
                                        .slab_size = 16384,
                                        .slabs_size = 20 * 16384},
              16384, 0);
-}
-
-SLAB_TEST(h18_adopt_all_without_pages_adopts_nothing)
-{
-    struct cox_domains *domains = failing_domains();
-    const struct cox_pool_options options = {.size = sizeof(struct cox_pool_options),
-                                             .domains = domains,
-                                             .domain = {FAILING_KIND, 0},
-                                             .block_size = 4096,
-                                             .block_count = 8,
-                                             .on_demand = true};
-    struct cox_pool *pool = own_pool(&options);
-    failing.commit = COX_NO_SPACE;
-    assert_int_equal(cox_pool_adopt_all(pool, 5, NULL), COX_NO_SPACE);
-    assert_int_equal(pool_stats(pool).free_count, 8);
-    failing.commit = 0;
-    assert_int_equal(cox_pool_adopt_all(pool, 5, NULL), 0);
-    assert_int_equal(pages_of(pool), 8 * 4096);
 }

@@ -12,13 +12,13 @@
  * and any other process can release them (sweep).
  *
  * A reference names a block and its generation. A process that takes one increments the count in
- * its row, then checks that the block still has that generation. A process that frees a block or
- * bumps its generation changes the block's word, then scans all rows. All four accesses are
- * seq_cst, so at least one side sees the other:
+ * its row, then checks that the block still has that generation. A process that frees a block
+ * changes the block's word, then scans all rows. All four accesses are seq_cst, so at least one
+ * side sees the other:
  *
  *     FREE(g) -allocate-> CLAIMED(g, owner) -> USED(g) -last unref-> CLOSING(g, owner) -> FREE(g+1)
- *                                                ^    '--bump_generation: USED(g')   |
- *                                                '---- a row or a pin counts it -----'
+ *                                                ^                                |
+ *                                                '--- a row or a pin counts it ---'
  *
  * CLAIMED and CLOSING last only for a few instructions. If a process dies in one of them, sweep
  * reverts it. tests/model/pool.pml is a model of the protocol for Spin.
@@ -37,8 +37,7 @@
  *   counts are atomic.
  * Ownership: the process owns a reference from allocate or ref until unref. fds are dup'd. Pointers
  *   into blocks are lent while a reference is held.
- * Blocks: wait_unpinned, until its deadline; nothing else. A full pool is COX_FULL; no block in use
- *   is ever overwritten.
+ * Blocks: nothing. A full pool is COX_FULL; no block in use is ever overwritten.
  * Forks: in a child, functions that change the pool return COX_STATE: the row is the parent's.
  * Bytes: the words are input, since any process can corrupt them: numbers out of range are
  *   COX_CORRUPT. A corrupt count frees a block early or never, and crashes no process.
@@ -247,14 +246,6 @@ COX_PUBLIC int cox_pool_copy_from(struct cox_pool *pool, const struct cox_block_
 COX_PUBLIC int cox_pool_copy(struct cox_pool *to, const struct cox_block_ref *to_ref,
                              struct cox_pool *from, const struct cox_block_ref *from_ref,
                              uint64_t size, struct cox_error *err);
-
-/* ---- blocks that one process manages by number ----
- *
- * The creator of a fixed pool adopts all blocks and decides itself what each contains; other
- * processes take references with cox_pool_ref. The creator then chooses the generations: any number
- * but the previous one. If the readers are not trusted, or must not be waited for: kv.h. */
-
-/* ---- pins, for queues ---- */
 
 /* ---- clean-up after dead processes, and display ---- */
 
