@@ -283,8 +283,7 @@ void cox_group_relay_take(struct cox_group_relay *relay, const char *node, uint8
     uint64_t generation;
     struct cox_error why = {0};
     if (size >= sizeof generation) {
-        memcpy(&generation, bytes, sizeof generation);
-        generation = le64toh(generation);
+        generation = cox_le64_get(bytes);
         const uint8_t *rest = bytes + sizeof generation;
         size -= sizeof generation;
         pthread_mutex_lock(&relay->lock);

@@ -1,10 +1,10 @@
 #include "image.h"
 
+#include "channel/base/base_internal.h"
 #include "channel/base/idioms.h"
 
 #include <coxswain/handle.h>
 
-#include <endian.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <string.h>
@@ -22,10 +22,9 @@ void cox_image_close(struct cox_image *image)
 
 void cox_image_pack_head(const struct cox_image *image, uint8_t head[COX_IMAGE_HEAD_SIZE])
 {
-    const uint64_t digest = htole64(image->digest), size = htole64(image->size);
     memcpy(head, image->handle.bytes, sizeof image->handle.bytes);
-    memcpy(head + 64, &digest, sizeof digest);
-    memcpy(head + 72, &size, sizeof size);
+    cox_le64_put(head + 64, image->digest);
+    cox_le64_put(head + 72, image->size);
 }
 
 /* Copies bytes into memory that nobody can write any more. */
@@ -57,14 +56,11 @@ int cox_image_read(struct cox_image *ret_image, const uint8_t *bytes, size_t siz
                    struct cox_error *err)
 {
     struct cox_image image = {.fd = -1};
-    uint64_t digest, length;
     if (size < COX_IMAGE_HEAD_SIZE)
         return cox_fail(err, COX_CORRUPT, "an image of %zu bytes", size);
     memcpy(image.handle.bytes, bytes, sizeof image.handle.bytes);
-    memcpy(&digest, bytes + 64, sizeof digest);
-    memcpy(&length, bytes + 72, sizeof length);
-    image.digest = le64toh(digest);
-    image.size = le64toh(length);
+    image.digest = cox_le64_get(bytes + 64);
+    image.size = cox_le64_get(bytes + 72);
     bytes += COX_IMAGE_HEAD_SIZE;
     size -= COX_IMAGE_HEAD_SIZE;
     if (size && size != image.size)

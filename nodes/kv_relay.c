@@ -1,5 +1,6 @@
 #include "kv_relay.h"
 
+#include "channel/base/base_internal.h"
 #include "channel/base/idioms.h"
 #include "channel/base/thread.h"
 #include "channel/kv/kv_internal.h"
@@ -7,7 +8,6 @@
 #include <coxswain/handle.h>
 #include <coxswain/kv.h>
 
-#include <endian.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -386,9 +386,7 @@ static const char *name_of(const Coxswain__PullKVRequest__PullKVInfo *info)
 
 static uint32_t block_at(const ProtobufCBinaryData *table, size_t i)
 {
-    int64_t block;
-    memcpy(&block, table->data + i * sizeof block, sizeof block);
-    return (uint32_t)(int64_t)le64toh((uint64_t)block);
+    return (uint32_t)cox_le64_get(table->data + i * sizeof(int64_t));
 }
 
 static size_t blocks_in(const ProtobufCBinaryData *table)

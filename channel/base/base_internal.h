@@ -4,6 +4,9 @@
 
 #include <coxswain/base.h>
 
+#include <endian.h>
+#include <string.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -24,6 +27,34 @@ int cox_deadline_poll_ms(uint64_t deadline_ns);
  *   -errno, with *fd as it was
  */
 int cox_fd_raise(int *fd);
+
+/* ---- numbers in messages and files: little-endian, at any address ---- */
+
+static inline void cox_le32_put(void *at, uint32_t value)
+{
+    value = htole32(value);
+    memcpy(at, &value, sizeof value);
+}
+
+static inline uint32_t cox_le32_get(const void *at)
+{
+    uint32_t value;
+    memcpy(&value, at, sizeof value);
+    return le32toh(value);
+}
+
+static inline void cox_le64_put(void *at, uint64_t value)
+{
+    value = htole64(value);
+    memcpy(at, &value, sizeof value);
+}
+
+static inline uint64_t cox_le64_get(const void *at)
+{
+    uint64_t value;
+    memcpy(&value, at, sizeof value);
+    return le64toh(value);
+}
 
 #ifdef __cplusplus
 }

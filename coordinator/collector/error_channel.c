@@ -9,7 +9,6 @@
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 
-#include <endian.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -121,9 +120,7 @@ static size_t error_channel_copy(struct cox_error_channel *errors, uint32_t rank
         return 0;
     size_t capacity, length;
     uint8_t *base = cox_reply_report(errors->channel, rank, &capacity);
-    uint32_t prefix;
-    memcpy(&prefix, base, sizeof prefix);
-    length = le32toh(prefix);
+    length = cox_le32_get(base);
     if (length > capacity)
         cox_log_write(&errors->log, 3,
                       "rank %" PRIu32 " reports with a length of %zu bytes, over %zu: dropped",

@@ -1,10 +1,10 @@
 #include "stream.h"
 
+#include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
 #include "channel/socket/closer.h"
 
-#include <endian.h>
 #include <protobuf-c/protobuf-c.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,11 +69,9 @@ int cox_stream_fill(struct cox_stream *stream)
 int cox_stream_next(struct cox_stream *stream, const uint8_t **ret_bytes, size_t *ret_size)
 {
     size_t there = stream->in_size - stream->taken;
-    uint32_t size;
     if (there < PREFIX_SIZE)
         return COX_EMPTY;
-    memcpy(&size, stream->in + stream->taken, sizeof size);
-    size = le32toh(size);
+    const uint32_t size = cox_le32_get(stream->in + stream->taken);
     if (size == 0 || size > COX_STREAM_MESSAGE_MAX)
         return COX_CORRUPT;
     if (there - PREFIX_SIZE < size)
@@ -82,11 +80,6 @@ int cox_stream_next(struct cox_stream *stream, const uint8_t **ret_bytes, size_t
     *ret_size = size;
     stream->taken += PREFIX_SIZE + size;
     return 0;
-}
-
-bool cox_stream_partial(const struct cox_stream *stream)
-{
-    return stream->in_size > stream->taken;
 }
 
 /* ---- out ---- */
@@ -100,8 +93,7 @@ int cox_stream_put(struct cox_stream *stream, const struct ProtobufCMessage *mes
                         stream->out_size + PREFIX_SIZE + size, 1);
     if (r)
         return r;
-    uint32_t prefix = htole32((uint32_t)size);
-    memcpy(stream->out + stream->out_size, &prefix, sizeof prefix);
+    cox_le32_put(stream->out + stream->out_size, (uint32_t)size);
     protobuf_c_message_pack(message, stream->out + stream->out_size + PREFIX_SIZE);
     stream->out_size += PREFIX_SIZE + size;
     return 0;

@@ -43,8 +43,6 @@ void cox_stream_deinit(struct cox_stream *stream);       /* closes; idempotent a
 int cox_stream_fill(struct cox_stream *stream);
 /* The oldest whole message that was read. Returns 0; COX_EMPTY: fill first; COX_CORRUPT. */
 int cox_stream_next(struct cox_stream *stream, const uint8_t **ret_bytes, size_t *ret_size);
-/* True when a part of a message has been read. */
-bool cox_stream_partial(const struct cox_stream *stream);
 
 /* Queues a message behind what is queued. Returns 0; COX_TOO_LARGE; -ENOMEM. */
 int cox_stream_put(struct cox_stream *stream, const struct ProtobufCMessage *message);

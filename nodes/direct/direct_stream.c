@@ -4,7 +4,6 @@
 #include "channel/base/idioms.h"
 #include "channel/socket/socket.h"
 
-#include <endian.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -287,32 +286,6 @@ static int gathering_add(struct gathering *gathering, const uint8_t *bytes, size
     return 0;
 }
 
-static void u32_put(uint8_t *at, uint32_t value)
-{
-    value = htole32(value);
-    memcpy(at, &value, sizeof value);
-}
-
-static void u64_put(uint8_t *at, uint64_t value)
-{
-    value = htole64(value);
-    memcpy(at, &value, sizeof value);
-}
-
-static uint32_t u32_get(const uint8_t *at)
-{
-    uint32_t value;
-    memcpy(&value, at, sizeof value);
-    return le32toh(value);
-}
-
-static uint64_t u64_get(const uint8_t *at)
-{
-    uint64_t value;
-    memcpy(&value, at, sizeof value);
-    return le64toh(value);
-}
-
 /* A part that is still being written: as far as it is. What was gathered before it goes first. */
 static int gathering_follow(struct gathering *gathering, const struct cox_direct_message *message,
                             const struct iovec *part, struct cox_error *err)
@@ -333,9 +306,9 @@ int cox_direct_stream_write_message(struct cox_direct_stream *stream,
     const struct iovec *parts = message->parts;
     const int whole = message->await ? message->count - 1 : message->count;
     uint8_t head[HEAD_SIZE] = {0};
-    u32_put(head, MAGIC);
-    u32_put(head + 4, message->kind);
-    u64_put(head + 8, size);
+    cox_le32_put(head, MAGIC);
+    cox_le32_put(head + 4, message->kind);
+    cox_le64_put(head + 8, size);
     struct gathering gathering;
     gathering.stream = stream;
     gathering.deadline_ns = deadline_ns;
@@ -359,14 +332,14 @@ int cox_direct_stream_read_head(struct cox_direct_stream *stream, uint64_t size_
                                     cox_deadline_after_ns(COX_DIRECT_PATIENCE_NS), err);
     if (r)
         return r;
-    const uint64_t size = u64_get(head + 8);
-    if (u32_get(head) != MAGIC || u64_get(head + 16))
+    const uint64_t size = cox_le64_get(head + 8);
+    if (cox_le32_get(head) != MAGIC || cox_le64_get(head + 16))
         return cox_fail(err, COX_CORRUPT, "the peer sent something that is not a message");
     if (size > size_max)
         return cox_fail(err, COX_TOO_LARGE,
                         "the peer announced a message of %llu bytes; at most %llu are accepted",
                         (unsigned long long)size, (unsigned long long)size_max);
-    *ret_kind = u32_get(head + 4);
+    *ret_kind = cox_le32_get(head + 4);
     *ret_size = size;
     return 0;
 }

@@ -1,6 +1,7 @@
 #include "frame.h"
 
-#include <endian.h>
+#include "channel/base/base_internal.h"
+
 #include <inttypes.h>
 #include <string.h>
 
@@ -11,32 +12,6 @@
 #define MIB ((size_t)1 << 20)
 /* As large as the requests and replies of the group are; see the budget of direct.h. */
 #define AS_LARGE_AS_IT_IS UINT32_MAX
-
-static void put32(uint8_t *at, uint32_t value)
-{
-    value = htole32(value);
-    memcpy(at, &value, sizeof value);
-}
-
-static void put64(uint8_t *at, uint64_t value)
-{
-    value = htole64(value);
-    memcpy(at, &value, sizeof value);
-}
-
-static uint32_t get32(const uint8_t *at)
-{
-    uint32_t value;
-    memcpy(&value, at, sizeof value);
-    return le32toh(value);
-}
-
-static uint64_t get64(const uint8_t *at)
-{
-    uint64_t value;
-    memcpy(&value, at, sizeof value);
-    return le64toh(value);
-}
 
 const char *cox_frame_kind_name(enum cox_frame_kind kind)
 {
@@ -87,21 +62,21 @@ bool cox_frame_is_passed_on(const struct cox_frame *frame)
 void cox_frame_pack_head(const struct cox_frame *frame, uint8_t head[COX_FRAME_HEAD_SIZE])
 {
     memset(head, 0, COX_FRAME_HEAD_SIZE);
-    put32(head, MAGIC);
+    cox_le32_put(head, MAGIC);
     head[4] = (uint8_t)frame->kind;
     head[5] = (uint8_t)frame->channel;
-    put32(head + 8, frame->type);
-    put32(head + 12, (uint32_t)frame->size);
-    put64(head + 16, frame->epoch);
-    put64(head + INCARNATION_AT, frame->incarnation);
-    put64(head + 32, frame->sequence);
-    put64(head + 40, frame->previous);
-    put64(head + 48, frame->deadline_ns);
-    put64(head + 56, frame->sent_ns);
-    put64(head + 64, frame->asked.words[0]);
-    put64(head + 72, frame->asked.words[1]);
-    put64(head + 80, frame->void_through);
-    put64(head + 88, frame->gone);
+    cox_le32_put(head + 8, frame->type);
+    cox_le32_put(head + 12, (uint32_t)frame->size);
+    cox_le64_put(head + 16, frame->epoch);
+    cox_le64_put(head + INCARNATION_AT, frame->incarnation);
+    cox_le64_put(head + 32, frame->sequence);
+    cox_le64_put(head + 40, frame->previous);
+    cox_le64_put(head + 48, frame->deadline_ns);
+    cox_le64_put(head + 56, frame->sent_ns);
+    cox_le64_put(head + 64, frame->asked.words[0]);
+    cox_le64_put(head + 72, frame->asked.words[1]);
+    cox_le64_put(head + 80, frame->void_through);
+    cox_le64_put(head + 88, frame->gone);
 }
 
 int cox_frame_check(const uint8_t *bytes, size_t size, struct cox_error *err)
@@ -109,16 +84,16 @@ int cox_frame_check(const uint8_t *bytes, size_t size, struct cox_error *err)
     if (size < COX_FRAME_HEAD_SIZE)
         return cox_fail(err, COX_CORRUPT, "a frame of %zu bytes: its head has %d", size,
                         COX_FRAME_HEAD_SIZE);
-    if (get32(bytes) != MAGIC)
+    if (cox_le32_get(bytes) != MAGIC)
         return cox_fail(err, COX_CORRUPT, "a frame begins with %08" PRIx32 ", expected %08x",
-                        get32(bytes), MAGIC);
+                        cox_le32_get(bytes), MAGIC);
     if (bytes[4] == 0 || bytes[4] >= COX_FRAME_KIND_COUNT)
         return cox_fail(err, COX_CORRUPT, "a frame of kind %u", bytes[4]);
     if (bytes[5] >= COX_TWO_WAY_COUNT)
         return cox_fail(err, COX_CORRUPT, "a frame of channel %u", bytes[5]);
-    if (get32(bytes + 12) != size - COX_FRAME_HEAD_SIZE)
+    if (cox_le32_get(bytes + 12) != size - COX_FRAME_HEAD_SIZE)
         return cox_fail(err, COX_CORRUPT, "a frame of %zu bytes says that its payload has %" PRIu32,
-                        size, get32(bytes + 12));
+                        size, cox_le32_get(bytes + 12));
     if (size - COX_FRAME_HEAD_SIZE > cox_frame_size_max((enum cox_frame_kind)bytes[4]))
         return cox_fail(err, COX_CORRUPT, "a %s of %zu bytes: at most %zu are taken",
                         cox_frame_kind_name((enum cox_frame_kind)bytes[4]),
@@ -136,16 +111,16 @@ int cox_frame_unpack(const uint8_t *bytes, size_t size, struct cox_frame *ret_fr
     *ret_frame = (struct cox_frame){
         .kind = (enum cox_frame_kind)bytes[4],
         .channel = bytes[5],
-        .type = get32(bytes + 8),
-        .epoch = get64(bytes + 16),
-        .incarnation = get64(bytes + INCARNATION_AT),
-        .sequence = get64(bytes + 32),
-        .previous = get64(bytes + 40),
-        .deadline_ns = get64(bytes + 48),
-        .sent_ns = get64(bytes + 56),
-        .asked = {{get64(bytes + 64), get64(bytes + 72)}},
-        .void_through = get64(bytes + 80),
-        .gone = get64(bytes + 88),
+        .type = cox_le32_get(bytes + 8),
+        .epoch = cox_le64_get(bytes + 16),
+        .incarnation = cox_le64_get(bytes + INCARNATION_AT),
+        .sequence = cox_le64_get(bytes + 32),
+        .previous = cox_le64_get(bytes + 40),
+        .deadline_ns = cox_le64_get(bytes + 48),
+        .sent_ns = cox_le64_get(bytes + 56),
+        .asked = {{cox_le64_get(bytes + 64), cox_le64_get(bytes + 72)}},
+        .void_through = cox_le64_get(bytes + 80),
+        .gone = cox_le64_get(bytes + 88),
         .payload = bytes + COX_FRAME_HEAD_SIZE,
         .size = size - COX_FRAME_HEAD_SIZE,
     };
@@ -162,7 +137,7 @@ bool cox_frame_same_for_all(const uint8_t *bytes, const uint8_t *other, size_t s
 void cox_frame_address_all(uint8_t *bytes, uint64_t peers_version)
 {
     bytes[4] = COX_FRAME_REQUEST_ALL;
-    put64(bytes + INCARNATION_AT, peers_version);
+    cox_le64_put(bytes + INCARNATION_AT, peers_version);
 }
 
 size_t cox_answer_size(const struct cox_answer *answer)
@@ -175,14 +150,14 @@ size_t cox_answer_size(const struct cox_answer *answer)
 
 void cox_answer_pack(const struct cox_answer *answer, uint8_t *buffer)
 {
-    put32(buffer, (uint32_t)answer->status);
-    put32(buffer + 4, answer->count);
+    cox_le32_put(buffer, (uint32_t)answer->status);
+    cox_le32_put(buffer + 4, answer->count);
     buffer += ANSWER_HEAD_SIZE;
     for (uint32_t i = 0; i < answer->count; i++) {
         const struct cox_answer_reply *reply = &answer->replies[i];
-        put32(buffer, reply->rank);
-        put32(buffer + 4, reply->flags);
-        put32(buffer + 8, (uint32_t)reply->size);
+        cox_le32_put(buffer, reply->rank);
+        cox_le32_put(buffer + 4, reply->flags);
+        cox_le32_put(buffer + 8, (uint32_t)reply->size);
         if (reply->size)
             memcpy(buffer + REPLY_HEAD_SIZE, reply->bytes, reply->size);
         buffer += REPLY_HEAD_SIZE + reply->size;
@@ -195,8 +170,8 @@ int cox_answer_unpack(const uint8_t *bytes, size_t size, uint32_t rank_first, ui
     struct cox_rank_set seen = {{0}};
     if (size < ANSWER_HEAD_SIZE)
         return cox_fail(err, COX_CORRUPT, "an answer of %zu bytes", size);
-    ret_answer->status = (int32_t)get32(bytes);
-    ret_answer->count = get32(bytes + 4);
+    ret_answer->status = (int32_t)cox_le32_get(bytes);
+    ret_answer->count = cox_le32_get(bytes + 4);
     bytes += ANSWER_HEAD_SIZE;
     size -= ANSWER_HEAD_SIZE;
     if (ret_answer->count > rank_end - rank_first)
@@ -206,8 +181,9 @@ int cox_answer_unpack(const uint8_t *bytes, size_t size, uint32_t rank_first, ui
         struct cox_answer_reply *reply = &ret_answer->replies[i];
         if (size < REPLY_HEAD_SIZE)
             return cox_fail(err, COX_CORRUPT, "an answer that is cut off");
-        *reply = (struct cox_answer_reply){
-            .rank = get32(bytes), .flags = get32(bytes + 4), .size = get32(bytes + 8)};
+        *reply = (struct cox_answer_reply){.rank = cox_le32_get(bytes),
+                                           .flags = cox_le32_get(bytes + 4),
+                                           .size = cox_le32_get(bytes + 8)};
         if (reply->size > size - REPLY_HEAD_SIZE)
             return cox_fail(err, COX_CORRUPT, "an answer that is cut off");
         if (reply->rank < rank_first || reply->rank >= rank_end ||

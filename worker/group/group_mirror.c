@@ -1,12 +1,12 @@
 #include "group_mirror.h"
 
+#include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
 #include "channel/base/peer.h"
 #include "channel/shm/region.h"
 #include "group_private.h"
 
-#include <endian.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -56,16 +56,13 @@ struct cox_group_mirror {
 
 static void put(uint8_t **at, uint64_t word)
 {
-    word = htole64(word);
-    memcpy(*at, &word, sizeof word);
+    cox_le64_put(*at, word);
     *at += sizeof word;
 }
 
 static uint64_t get(const uint8_t *bytes, size_t index)
 {
-    uint64_t word;
-    memcpy(&word, bytes + index * sizeof word, sizeof word);
-    return le64toh(word);
+    return cox_le64_get(bytes + index * sizeof(uint64_t));
 }
 
 static size_t padded(size_t size)

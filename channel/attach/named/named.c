@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int named_check(const struct cox_geometry *geometry, int code, struct cox_error *err)
+int cox_named_check(const struct cox_geometry *geometry, int code, struct cox_error *err)
 {
     return geometry->serial ? cox_fail(err, code, "serial %08" PRIx32 ": only with legacy workers",
                                        geometry->serial)
@@ -336,7 +336,7 @@ const struct cox_attach_mode cox_attach_named = {
             .extensions = true,
             .replaces_one = true,
         },
-    .check = named_check,
+    .check = cox_named_check,
     .create = cox_named_create,
     .join = cox_named_join,
     .join_channel = cox_named_join_channel,

@@ -23,6 +23,8 @@ struct cox_named_group {
     struct cox_fd_bundle replacements[COX_RANK_COUNT_MAX];
 };
 
+/* Also of sealed groups: there is no serial. */
+int cox_named_check(const struct cox_geometry *geometry, int code, struct cox_error *err);
 void cox_named_account(const struct cox_geometry *geometry, struct cox_attach_account *ret_account);
 int cox_named_create(const struct cox_attach_request *request, struct cox_attach_group **ret_group,
                      struct cox_error *err);

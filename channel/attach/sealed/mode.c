@@ -1,4 +1,5 @@
 /* mode: what sealed.h has, as a struct cox_attach_mode. */
+#include "channel/attach/named/named.h"
 #include "channel/attach/named/names.h"
 #include "channel/base/base_internal.h"
 #include "channel/base/idioms.h"
@@ -17,13 +18,6 @@ struct sealed_group {
     /* futexes are no fds */
     int no_wakeups[COX_WAKEUP_COUNT];
 };
-
-static int sealed_check(const struct cox_geometry *geometry, int code, struct cox_error *err)
-{
-    return geometry->serial ? cox_fail(err, code, "serial %08" PRIx32 ": only with legacy workers",
-                                       geometry->serial)
-                            : 0;
-}
 
 static void sealed_account(const struct cox_geometry *geometry,
                            struct cox_attach_account *ret_account)
@@ -269,7 +263,7 @@ const struct cox_attach_mode cox_attach_sealed = {
             .memory_per_rank = true,
             .guards_commands = true,
         },
-    .check = sealed_check,
+    .check = cox_named_check,
     .account = sealed_account,
     .create = sealed_create,
     .free = sealed_free,
