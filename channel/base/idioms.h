@@ -37,6 +37,17 @@ __attribute__((noreturn, cold, unused)) static void cox_assert_failed(const char
  * local that it returns. */
 #define _cox_cleanup_(fn) __attribute__((cleanup(fn)))
 
+/* Defines fn_free##p for _cox_cleanup_, of a pointer that fn_free frees. */
+#define COX_DEFINE_FREEP(type, fn_free)                                                            \
+    static inline void fn_free##p(type **object)                                                   \
+    {                                                                                              \
+        fn_free(*object);                                                                          \
+    }                                                                                              \
+    _Static_assert(sizeof(type *) > 0, "so that a semicolon may follow")
+
+/* Sets an optional field of a protobuf message, and the has_ beside it. */
+#define COX_SET(message, field, value) ((message)->has_##field = true, (message)->field = (value))
+
 /* Makes room for count items in the growable array *items, at least doubling *capacity (in items).
  * Returns
  *   0

@@ -158,11 +158,6 @@ struct cox_kv_blocks *cox_kv_blocks_free(struct cox_kv_blocks *blocks)
     return NULL;
 }
 
-void cox_kv_blocks_freep(struct cox_kv_blocks **blocks)
-{
-    cox_kv_blocks_free(*blocks);
-}
-
 struct cox_kv_info cox_kv_blocks_info(const struct cox_kv_blocks *blocks)
 {
     return (struct cox_kv_info){.block_count = blocks->count,

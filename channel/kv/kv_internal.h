@@ -2,6 +2,8 @@
 #ifndef COX_CHANNEL_KV_INTERNAL_H
 #define COX_CHANNEL_KV_INTERNAL_H
 
+#include "channel/base/idioms.h"
+
 #include <coxswain/kv.h>
 
 #ifdef __cplusplus
@@ -21,9 +23,9 @@ int cox_kv_blocks_new_sparse(uint32_t block_count, uint64_t block_size,
  *   -errno
  */
 int cox_kv_blocks_reserve(struct cox_kv_blocks *blocks, uint32_t block);
-void cox_kv_blocks_freep(struct cox_kv_blocks **blocks); /* for _cox_cleanup_ */
+COX_DEFINE_FREEP(struct cox_kv_blocks, cox_kv_blocks_free);
 
-void cox_kv_view_freep(struct cox_kv_view **view); /* for _cox_cleanup_ */
+COX_DEFINE_FREEP(struct cox_kv_view, cox_kv_view_free);
 
 /* The current value; a relaxed load. COX_KV_UNUSED also if there is no such block. */
 uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block);

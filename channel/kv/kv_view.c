@@ -110,11 +110,6 @@ struct cox_kv_view *cox_kv_view_free(struct cox_kv_view *view)
     return NULL;
 }
 
-void cox_kv_view_freep(struct cox_kv_view **view)
-{
-    cox_kv_view_free(*view);
-}
-
 struct cox_kv_info cox_kv_view_info(const struct cox_kv_view *view)
 {
     return (struct cox_kv_info){.block_count = view->count, .block_size = view->size, .fd = -1};

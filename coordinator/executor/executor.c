@@ -269,9 +269,8 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         executor->collectors[c].supervisor = executor->supervisor;
         executor->collectors[c].records = executor->ranks;
         executor->collectors[c].last_errors = &executor->last_errors;
-        executor->collectors[c].reports = executor->geometry.mode->limits.extensions
-                                              ? NULL
-                                              : &executor->error_channel.reports;
+        executor->collectors[c].reports =
+            executor->geometry.mode->limits.extensions ? NULL : &executor->error_channel.reports;
     }
     if (executor->remote.transport)
         r = cox_executor_open_transport(executor, err);
@@ -552,8 +551,7 @@ int cox_executor_start_remote(const struct cox_executor_options *options,
 static bool executor_say_finalize(struct cox_executor *executor, struct cox_collector *collector)
 {
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
-    request.has_execute_type = 1;
-    request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_FINALIZE;
+    COX_SET(&request, execute_type, COXSWAIN__EXECUTE_TYPE__MODEL_FINALIZE);
     struct cox_entry entry = {
         .type = request.execute_type,
         .operation = cox_operation_find(request.execute_type),

@@ -159,8 +159,7 @@ int cox_group_handles_fill(struct cox_executor *executor, Coxswain__ExecuteReque
         message->has_words = message->has_values = exported->given;
         message->words = bytes_of(&exported->handles[0]);
         message->values = bytes_of(&exported->handles[1]);
-        message->has_pid = 1;
-        message->pid = (uint32_t)cox_rank_serving_pid(&executor->ranks[rank]);
+        COX_SET(message, pid, (uint32_t)cox_rank_serving_pid(&executor->ranks[rank]));
     }
     if (r)
         return cox_fail(err, r, "the memory of the rank group: %s", why.text);

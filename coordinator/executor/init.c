@@ -253,10 +253,7 @@ struct cox_init_record *cox_init_record_free(struct cox_init_record *record)
     return NULL;
 }
 
-static void record_freep(struct cox_init_record **record)
-{
-    cox_init_record_free(*record);
-}
+COX_DEFINE_FREEP(struct cox_init_record, cox_init_record_free);
 
 /* A value may be NULL. */
 static bool text_copy(const char *text, const char **ret_copy)
@@ -381,8 +378,7 @@ static void weights_fill(const struct cox_executor *executor, struct weights_wor
     words->offer.handle = (ProtobufCBinaryData){.data = announcement->handle.bytes,
                                                 .len = sizeof announcement->handle.bytes};
     words->offer.size = announcement->size;
-    request->has_weights_version = 1;
-    request->weights_version = announcement->version;
+    COX_SET(request, weights_version, announcement->version);
     request->weights = &words->offer;
 }
 
@@ -412,8 +408,7 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
         entries[i].value = (char *)(uintptr_t)record->entries[i].value;
         pointers[i] = &entries[i];
     }
-    request.has_execute_type = 1;
-    request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INIT;
+    COX_SET(&request, execute_type, COXSWAIN__EXECUTE_TYPE__MODEL_INIT);
     request.config = pointers;
     request.n_config = record->count;
     int r = init_renew_group(executor, &request.group_generation, err);
@@ -470,7 +465,8 @@ int cox_executor_init(struct cox_executor *executor, const struct cox_config_ent
     /* The state is written after the call. */
     _cox_cleanup_(cox_executor_exit) struct cox_executor *entered = cox_executor_enter(executor);
     (void)entered;
-    _cox_cleanup_(record_freep) struct cox_init_record *record = record_new(config, config_count);
+    _cox_cleanup_(cox_init_record_freep) struct cox_init_record *record =
+        record_new(config, config_count);
     if (!record)
         return cox_fail(err, -ENOMEM, "no memory for the init request");
     int r = cox_deadline_check(deadline_ns, err);

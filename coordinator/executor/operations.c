@@ -20,8 +20,7 @@ typedef Coxswain__ExecuteResponse ExecuteResponse;
 static ExecuteRequest request_of(Coxswain__ExecuteType type)
 {
     ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
-    request.has_execute_type = 1;
-    request.execute_type = type;
+    COX_SET(&request, execute_type, type);
     return request;
 }
 

@@ -112,10 +112,9 @@ static char *text_put(const char *text)
 static void rank_put(struct cox_executor *executor, const struct cox_rank_status *status,
                      CoxswainRecording__Rank *to)
 {
-    to->has_pid = to->has_incarnation = to->has_stopped = 1;
-    to->pid = status->serving_pid;
-    to->incarnation = status->incarnation;
-    to->stopped = status->stopped;
+    COX_SET(to, pid, status->serving_pid);
+    COX_SET(to, incarnation, status->incarnation);
+    COX_SET(to, stopped, status->stopped);
     to->liveness = text_put(cox_rank_liveness_name(status->liveness));
     to->death = text_put(status->death);
     to->last_lines = text_put(status->last_lines);
@@ -155,11 +154,10 @@ static CoxswainRecording__Request *request_make(struct cox_executor *executor,
     if (!to)
         return NULL;
     coxswain_recording__request__init(to);
-    to->has_channel = to->has_sequence = to->has_type = to->has_age_ns = 1;
-    to->channel = collector->channel->id;
-    to->sequence = entry->sequence;
-    to->type = entry->type;
-    to->age_ns = now > entry->submitted_ns ? now - entry->submitted_ns : 0;
+    COX_SET(to, channel, collector->channel->id);
+    COX_SET(to, sequence, entry->sequence);
+    COX_SET(to, type, entry->type);
+    COX_SET(to, age_ns, now > entry->submitted_ns ? now - entry->submitted_ns : 0);
     size_t length = 0, capacity;
     struct cox_frame_record record;
     const bool held =
@@ -287,9 +285,8 @@ static recording *recording_make(struct cox_executor *executor, enum cox_crash k
     /* Without a supervisor no worker was started. */
     if (executor->supervisor)
         cox_executor_read_status(executor, &status, ranks);
-    message->has_pid = message->has_depth = 1;
-    message->pid = getpid();
-    message->depth = executor->geometry.depth;
+    COX_SET(message, pid, getpid());
+    COX_SET(message, depth, executor->geometry.depth);
     message->attach = strdup(executor->attach);
     message->engine_state = text_put(status.engine_state ? status.engine_state : "");
     recorder_put(executor, COX_RECORDER_COORDINATOR, &message->has_recorder, &message->recorder);
@@ -335,8 +332,7 @@ void cox_recorders_crash(struct cox_executor *executor, enum cox_crash kind, con
         return;
     recording *message = recording_make(executor, kind, text ? text : "");
     if (message) {
-        message->has_skipped = 1;
-        message->skipped = skipped;
+        COX_SET(message, skipped, skipped);
     } else {
         crash_lost(executor, kind, -ENOMEM);
     }

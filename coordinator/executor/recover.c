@@ -175,8 +175,7 @@ static int recover_call(struct cox_executor *executor, enum cox_recover_command 
                                                .gather = COX_GATHER_ALL,
                                                .deadline_ns = deadline_ns};
     body.command = (char *)(uintptr_t)commands[command].wire;
-    request.has_execute_type = 1;
-    request.execute_type = commands[command].type;
+    COX_SET(&request, execute_type, commands[command].type);
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_RECOVER_COMMAND_REQUEST;
     request.recover_command_request = &body;
     return cox_executor_call(executor, &request, &options, recover_read_replies, reader, err);

@@ -1,6 +1,8 @@
 /* remote_info: what other groups need to pull KV blocks from this one, taken from the ranks'
  * replies to init. */
 #include "coordinator/transport/nodes.h"
+
+#include "channel/base/idioms.h"
 #include "coordinator/transport/transport.h"
 #include "proto/executor.pb-c.h"
 #include "core.h"
@@ -122,8 +124,7 @@ static int pools_unpack(const struct cox_executor *executor, KvPool **pools)
         if (!pools[rank])
             return -ENOMEM;
         if (digest && pools[rank]->layout) {
-            pools[rank]->layout->has_model_digest = true;
-            pools[rank]->layout->model_digest = digest;
+            COX_SET(pools[rank]->layout, model_digest, digest);
         }
     }
     return 0;
@@ -155,10 +156,9 @@ int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes,
     info.host_info = &hosts;
     info.n_host_info = 1;
     info.control_socket = (char *)(uintptr_t)cox_executor_socket(executor);
-    info.has_epoch = true;
     /* Read before the caches and their model: with newer caches than the epoch, a pull finds
      * nothing. */
-    info.epoch = cox_executor_kv_epoch(executor, cox_executor_epoch(executor));
+    COX_SET(&info, epoch, cox_executor_kv_epoch(executor, cox_executor_epoch(executor)));
     info.kv_pools = pools;
     pthread_mutex_lock(&executor->recover_lock);
     int r = caches_check(executor, err);

@@ -183,8 +183,7 @@ static int reply_out_of_line(struct cox_executor *executor, enum cox_channel_id 
     Coxswain__ExecuteResponse outer = COXSWAIN__EXECUTE_RESPONSE__INIT;
     cox_large_payload_ref_fill(&reference, &ref);
     outer.bulk = &reference;
-    outer.has_rank = 1;
-    outer.rank = (int32_t)rank;
+    COX_SET(&outer, rank, (int32_t)rank);
     r = cox_wire_response_pack(&outer, slot, capacity, ret_length);
     return r ? cox_fail(err, r, "the slot has no room for a reference") : 0;
 }
@@ -194,9 +193,8 @@ static size_t reply_refusal(uint32_t rank, int r, const char *text, uint8_t *slo
 {
     Coxswain__ExecuteResponse refusal = COXSWAIN__EXECUTE_RESPONSE__INIT;
     size_t length = 0;
-    refusal.has_status = refusal.has_rank = 1;
-    refusal.status = r;
-    refusal.rank = (int32_t)rank;
+    COX_SET(&refusal, status, r);
+    COX_SET(&refusal, rank, (int32_t)rank);
     refusal.error_text = (char *)(uintptr_t)text;
     if (cox_wire_response_pack(&refusal, slot, capacity, &length))
         return 0;

@@ -188,9 +188,8 @@ static void stamp(recording *message)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    message->has_realtime_ns = message->has_monotonic_ns = 1;
-    message->realtime_ns = (uint64_t)now.tv_sec * COX_NSEC_PER_SEC + (uint64_t)now.tv_nsec;
-    message->monotonic_ns = cox_now_ns();
+    COX_SET(message, realtime_ns, (uint64_t)now.tv_sec * COX_NSEC_PER_SEC + (uint64_t)now.tv_nsec);
+    COX_SET(message, monotonic_ns, cox_now_ns());
 }
 
 recording *cox_recording_new(const char *name, const char *cause, const char *text,
@@ -204,8 +203,7 @@ recording *cox_recording_new(const char *name, const char *cause, const char *te
     message->cause = strdup(cause);
     message->text = strdup(text ? text : "");
     message->version = strdup(cox_version());
-    message->has_rank_count = 1;
-    message->rank_count = rank_count;
+    COX_SET(message, rank_count, rank_count);
     stamp(message);
     message->ranks = calloc(rank_count ? rank_count : 1, sizeof(void *));
     bool whole =
@@ -216,8 +214,7 @@ recording *cox_recording_new(const char *name, const char *cause, const char *te
         if (!made)
             break;
         coxswain_recording__rank__init(made);
-        made->has_rank = 1;
-        made->rank = rank;
+        COX_SET(made, rank, rank);
         message->ranks[message->n_ranks++] = made;
     }
     return whole ? message : cox_recording_free(message);
@@ -228,11 +225,6 @@ recording *cox_recording_free(recording *message)
     if (message)
         coxswain_recording__recording__free_unpacked(message, NULL);
     return NULL;
-}
-
-void cox_recording_freep(recording **message)
-{
-    cox_recording_free(*message);
 }
 
 /* ---- rings ---- */
@@ -315,9 +307,8 @@ int cox_recording_of_rings(const char *folder, const char *name, recording **ret
             free(copies[rank].data);
         return cox_fail(err, -ENOMEM, "no memory for a recording of %" PRIu32 " ranks", rank_count);
     }
-    message->has_pid = message->has_recorder = 1;
-    message->pid = (int64_t)head.pid;
-    message->recorder = own;
+    COX_SET(message, pid, (int64_t)head.pid);
+    COX_SET(message, recorder, own);
     for (uint32_t rank = 0; rank < rank_count; rank++) {
         CoxswainRecording__Rank *to = message->ranks[rank];
         to->has_recorder = to->has_pid = to->has_incarnation = copies[rank].data != NULL;

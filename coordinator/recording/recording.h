@@ -23,6 +23,8 @@
 #ifndef COX_COORDINATOR_RECORDING_H
 #define COX_COORDINATOR_RECORDING_H
 
+#include "channel/base/idioms.h"
+
 #include <coxswain/base.h>
 
 #include "channel/recorder/recorder_layout.h"
@@ -59,7 +61,7 @@ struct CoxswainRecording__Recording *cox_recording_new(const char *name, const c
 /* NULL-safe, returns NULL. */
 struct CoxswainRecording__Recording *cox_recording_free(
     struct CoxswainRecording__Recording *recording);
-void cox_recording_freep(struct CoxswainRecording__Recording **recording);
+COX_DEFINE_FREEP(struct CoxswainRecording__Recording, cox_recording_free);
 
 /* The rings of a group whose coordinator has died, or is alive.
  * Returns

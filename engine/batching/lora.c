@@ -173,8 +173,7 @@ static int ask(struct cox_lora *lora, Coxswain__LoraOperationType operation, con
     Coxswain__LoraOperationRequest request = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
     request.lora_name = (char *)(uintptr_t)name;
     request.lora_path = (char *)(uintptr_t)path;
-    request.has_lora_op_type = 1;
-    request.lora_op_type = operation;
+    COX_SET(&request, lora_op_type, operation);
     request.has_digest = digest != 0;
     request.digest = digest;
     return cox_executor_lora_results(lora->executor, &request, deadline_ns, results, err);

@@ -66,14 +66,12 @@ static void sampling_fill(SamplingParams *params, const struct cox_sequence *seq
 {
     const struct cox_prompt_sampling *choice = &sequence->request.sampling;
     coxswain__sampling_params__init(params);
-    params->has_temperature = params->has_top_k = params->has_top_p = params->has_seed = true;
-    params->temperature = choice->temperature;
-    params->top_k = choice->top_k;
-    params->top_p = choice->top_p;
-    params->seed = choice->seed;
-    params->has_n = params->has_max_output_len = true;
-    params->n = 1;
-    params->max_output_len = (int32_t)(sequence->token_end - sequence->prompt_count);
+    COX_SET(params, temperature, choice->temperature);
+    COX_SET(params, top_k, choice->top_k);
+    COX_SET(params, top_p, choice->top_p);
+    COX_SET(params, seed, choice->seed);
+    COX_SET(params, n, 1);
+    COX_SET(params, max_output_len, (int32_t)(sequence->token_end - sequence->prompt_count));
 }
 
 /* ---- constructor and destructor ---- */
@@ -135,8 +133,7 @@ int cox_step_message_new(uint32_t row_count_max, bool nested, struct cox_step_me
     message->row_count_max = row_count_max;
     coxswain__execute_request__init(&message->request);
     coxswain__execute_model_request__init(&message->model);
-    message->request.has_execute_type = true;
-    message->request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
+    COX_SET(&message->request, execute_type, COXSWAIN__EXECUTE_TYPE__MODEL_INFER);
     message->request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     message->request.execute_model_request = &message->model;
     message->model.has_forward_type = true;
@@ -292,9 +289,8 @@ static void nested_group(struct row_group *g, const struct cox_step_row *row, ui
     group->block_tables = &g->table;
     group->has_computed_block_lens = true; /* no block of the prompt is cached elsewhere */
     cox_wire_int64_set(bytes_take(bytes, 1, &group->computed_block_lens), 0, 0);
-    group->has_token_chunk_size = group->has_do_sample = true;
-    group->token_chunk_size = (int32_t)row->count;
-    group->do_sample = sequence->request.sampling.temperature > 0;
+    COX_SET(group, token_chunk_size, (int32_t)row->count);
+    COX_SET(group, do_sample, sequence->request.sampling.temperature > 0);
     group->n_stop_token_ids = sequence->request.stop_count;
     group->stop_token_ids = (int32_t *)sequence->request.stop_tokens; /* only read */
     group->lora_id = (char *)(uintptr_t)sequence->request.lora;
@@ -317,9 +313,8 @@ static int nested_fill(struct cox_step_message *message, const struct cox_step *
     for (uint32_t i = 0; i < step->row_count; i++)
         nested_group(&message->groups[i], &step->rows[i], &bytes);
     message->model.n_seq_group_metadata_list = step->row_count;
-    message->model.has_running_queue_size = message->model.has_wait_queue_len = true;
-    message->model.running_queue_size = (int32_t)step->running_count;
-    message->model.wait_queue_len = (int32_t)step->waiting_count;
+    COX_SET(&message->model, running_queue_size, (int32_t)step->running_count);
+    COX_SET(&message->model, wait_queue_len, (int32_t)step->waiting_count);
     return 0;
 }
 

@@ -208,11 +208,6 @@ struct cox_shared_weights *cox_shared_weights_free(struct cox_shared_weights *we
     return NULL;
 }
 
-void cox_shared_weights_freep(struct cox_shared_weights **weights)
-{
-    cox_shared_weights_free(*weights);
-}
-
 static void on_init(void *context, struct cox_weights_announcement *ret_announcement)
 {
     struct cox_shared_weights *weights = context;

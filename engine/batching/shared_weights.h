@@ -29,6 +29,8 @@
 #ifndef COX_COORDINATOR_SHARED_WEIGHTS_H
 #define COX_COORDINATOR_SHARED_WEIGHTS_H
 
+#include "channel/base/idioms.h"
+
 #include <coxswain/server.h>
 
 struct cox_shared_weights;
@@ -49,7 +51,7 @@ int cox_shared_weights_load(const char *directory,
                             struct cox_error *err);
 /* To be called after stop, and after the executor has ended. NULL-safe, returns NULL. */
 struct cox_shared_weights *cox_shared_weights_free(struct cox_shared_weights *weights);
-void cox_shared_weights_freep(struct cox_shared_weights **weights); /* for _cox_cleanup_ */
+COX_DEFINE_FREEP(struct cox_shared_weights, cox_shared_weights_free);
 
 /* Makes the executor's inits offer the weights. To be called once, before the first init. Returns
  * as cox_exporter_new and cox_exporter_export. */

@@ -445,8 +445,3 @@ struct cox_adapter *cox_adapter_free(struct cox_adapter *adapter)
     }
     return NULL;
 }
-
-void cox_adapter_freep(struct cox_adapter **adapter)
-{
-    cox_adapter_free(*adapter);
-}

@@ -22,6 +22,7 @@
 #ifndef COX_WORKER_MODEL_ADAPTER_H
 #define COX_WORKER_MODEL_ADAPTER_H
 
+#include "channel/base/idioms.h"
 #include "engine/model/share.h"
 
 #define COX_ADAPTER_RANK_MAX 64u
@@ -80,7 +81,7 @@ int cox_adapter_load(const char *directory, const struct cox_model_config *confi
                      const struct cox_share *share, struct cox_adapter **ret_adapter,
                      struct cox_error *err);
 struct cox_adapter *cox_adapter_free(struct cox_adapter *adapter); /* NULL-safe */
-void cox_adapter_freep(struct cox_adapter **adapter);              /* for _cox_cleanup_ */
+COX_DEFINE_FREEP(struct cox_adapter, cox_adapter_free);
 
 static inline const float *cox_adapter_a(const struct cox_adapter *adapter, uint32_t layer,
                                          enum cox_projection projection, uint32_t piece)

@@ -145,11 +145,6 @@ struct cox_cache *cox_cache_free(struct cox_cache *cache)
     return NULL;
 }
 
-void cox_cache_freep(struct cox_cache **cache)
-{
-    cox_cache_free(*cache);
-}
-
 const struct cox_cache_geometry *cox_cache_geometry(const struct cox_cache *cache)
 {
     return &cache->geometry;

@@ -30,6 +30,8 @@
 #ifndef COX_WORKER_MODEL_CACHE_H
 #define COX_WORKER_MODEL_CACHE_H
 
+#include "channel/base/idioms.h"
+
 #include <coxswain/kv.h>
 #include <coxswain/worker.h>
 
@@ -68,7 +70,7 @@ uint64_t cox_cache_block_size(const struct cox_cache_geometry *geometry);
 int cox_cache_new(const struct cox_cache_geometry *geometry, void *memory,
                   struct cox_cache **ret_cache, struct cox_error *err);
 struct cox_cache *cox_cache_free(struct cox_cache *cache);
-void cox_cache_freep(struct cox_cache **cache); /* for _cox_cleanup_ */
+COX_DEFINE_FREEP(struct cox_cache, cox_cache_free);
 
 const struct cox_cache_geometry *cox_cache_geometry(const struct cox_cache *cache);
 

@@ -785,8 +785,3 @@ struct cox_forward *cox_forward_free(struct cox_forward *forward)
     free(forward);
     return NULL;
 }
-
-void cox_forward_freep(struct cox_forward **forward)
-{
-    cox_forward_free(*forward);
-}

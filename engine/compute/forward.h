@@ -23,6 +23,7 @@
 #ifndef COX_WORKER_MODEL_FORWARD_H
 #define COX_WORKER_MODEL_FORWARD_H
 
+#include "channel/base/idioms.h"
 #include "adapter.h"
 #include "cache.h"
 #include "engine/model/weights.h"
@@ -44,7 +45,7 @@ int cox_forward_new(const struct cox_model_config *config, const struct cox_weig
                     const float *weights, const struct cox_share *share, uint32_t tile_count_max,
                     struct cox_forward **ret_forward, struct cox_error *err);
 struct cox_forward *cox_forward_free(struct cox_forward *forward);
-void cox_forward_freep(struct cox_forward **forward); /* for _cox_cleanup_ */
+COX_DEFINE_FREEP(struct cox_forward, cox_forward_free);
 
 /* How rows find the adapters that they name; NULL: no row may name one. source is copied; what it
  * points to is lent until free. */

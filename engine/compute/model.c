@@ -155,11 +155,6 @@ struct cox_model *cox_model_free(struct cox_model *model)
     return NULL;
 }
 
-void cox_model_freep(struct cox_model **model)
-{
-    cox_model_free(*model);
-}
-
 const struct cox_model_config *cox_model_config(const struct cox_model *model)
 {
     return &model->config;

@@ -12,6 +12,7 @@
 #ifndef COX_WORKER_MODEL_MODEL_H
 #define COX_WORKER_MODEL_MODEL_H
 
+#include "channel/base/idioms.h"
 #include "engine/model/config.h"
 #include "engine/model/weights.h"
 #include "cache.h"
@@ -60,7 +61,7 @@ int cox_model_load(const char *directory, const struct cox_model_options *option
 int cox_model_borrow(const void *block, uint64_t size, const struct cox_model_options *options,
                      struct cox_model **ret_model, struct cox_error *err);
 struct cox_model *cox_model_free(struct cox_model *model);
-void cox_model_freep(struct cox_model **model); /* for _cox_cleanup_ */
+COX_DEFINE_FREEP(struct cox_model, cox_model_free);
 
 /* Vocabulary, end tokens, positions and sizes; lent until free. */
 const struct cox_model_config *cox_model_config(const struct cox_model *model);

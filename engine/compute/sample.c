@@ -88,11 +88,6 @@ struct cox_sampler *cox_sampler_free(struct cox_sampler *sampler)
     return NULL;
 }
 
-void cox_sampler_freep(struct cox_sampler **sampler)
-{
-    cox_sampler_free(*sampler);
-}
-
 /* Comparisons are written so that a NaN fails them. */
 int cox_sampling_check(const struct cox_sampling *sampling, struct cox_error *err)
 {

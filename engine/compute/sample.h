@@ -12,6 +12,8 @@
 #ifndef COX_WORKER_MODEL_SAMPLE_H
 #define COX_WORKER_MODEL_SAMPLE_H
 
+#include "channel/base/idioms.h"
+
 #include <coxswain/worker.h>
 
 struct cox_sampler;
@@ -19,7 +21,7 @@ struct cox_sampler;
 /* Allocates scratch for one vocabulary. Returns 0 or COX_NO_SPACE. */
 int cox_sampler_new(uint32_t vocab_size, struct cox_sampler **ret_sampler, struct cox_error *err);
 struct cox_sampler *cox_sampler_free(struct cox_sampler *sampler);
-void cox_sampler_freep(struct cox_sampler **sampler); /* for _cox_cleanup_ */
+COX_DEFINE_FREEP(struct cox_sampler, cox_sampler_free);
 
 /* Checks: temperature 0 or above and finite; top_p above 0 up to 1; top_k 0 or above;
  * repetition_penalty above 0 and finite. Returns 0, or COX_INVALID: err has the name, the value and

@@ -141,11 +141,6 @@ struct cox_checkpoint *cox_checkpoint_free(struct cox_checkpoint *checkpoint)
     return NULL;
 }
 
-void cox_checkpoint_freep(struct cox_checkpoint **checkpoint)
-{
-    cox_checkpoint_free(*checkpoint);
-}
-
 static int choose_file(const struct cox_checkpoint *checkpoint, const char *name,
                        const struct cox_safetensors **ret_file, struct cox_error *err)
 {

@@ -10,6 +10,7 @@
 #ifndef COX_MODEL_CHECKPOINT_H
 #define COX_MODEL_CHECKPOINT_H
 
+#include "channel/base/idioms.h"
 #include "safetensors.h"
 
 /* Limit of the files of one checkpoint; each stays open. */
@@ -29,7 +30,7 @@ struct cox_checkpoint;
 int cox_checkpoint_new(const char *directory, struct cox_checkpoint **ret_checkpoint,
                        struct cox_error *err);
 struct cox_checkpoint *cox_checkpoint_free(struct cox_checkpoint *checkpoint);
-void cox_checkpoint_freep(struct cox_checkpoint **checkpoint); /* for _cox_cleanup_ */
+COX_DEFINE_FREEP(struct cox_checkpoint, cox_checkpoint_free);
 
 /* The name of tensor i of all files, counted from 0; NULL: no more. Lent until free. */
 const char *cox_checkpoint_name(const struct cox_checkpoint *checkpoint, size_t i);

@@ -314,11 +314,6 @@ struct cox_safetensors *cox_safetensors_free(struct cox_safetensors *file)
     return NULL;
 }
 
-void cox_safetensors_freep(struct cox_safetensors **file)
-{
-    cox_safetensors_free(*file);
-}
-
 size_t cox_safetensors_count(const struct cox_safetensors *file)
 {
     return file->tensor_count;

@@ -15,6 +15,8 @@
 #ifndef COX_MODEL_SAFETENSORS_H
 #define COX_MODEL_SAFETENSORS_H
 
+#include "channel/base/idioms.h"
+
 #include <coxswain/base.h>
 
 #define COX_TENSOR_DIMENSION_COUNT_MAX 8
@@ -31,7 +33,7 @@ struct cox_safetensors;
  */
 int cox_safetensors_new(const char *path, struct cox_safetensors **ret_file, struct cox_error *err);
 struct cox_safetensors *cox_safetensors_free(struct cox_safetensors *file);
-void cox_safetensors_freep(struct cox_safetensors **file); /* for _cox_cleanup_ */
+COX_DEFINE_FREEP(struct cox_safetensors, cox_safetensors_free);
 
 size_t cox_safetensors_count(const struct cox_safetensors *file);
 /* The name of tensor i, below the count; lent until free. */

@@ -270,11 +270,6 @@ struct cox_tokenizer *cox_tokenizer_free(struct cox_tokenizer *tokenizer)
     return NULL;
 }
 
-void cox_tokenizer_freep(struct cox_tokenizer **tokenizer)
-{
-    cox_tokenizer_free(*tokenizer);
-}
-
 /* The first LISTED_MAX characters of the vocabulary as text. */
 static void known_text(const struct cox_tokenizer *tokenizer, char *text, size_t size)
 {

@@ -19,6 +19,8 @@
 #ifndef COX_COORDINATOR_TOKENIZER_H
 #define COX_COORDINATOR_TOKENIZER_H
 
+#include "channel/base/idioms.h"
+
 #include <coxswain/base.h>
 
 /* Limit of the end-of-text tokens of one model. */
@@ -30,7 +32,7 @@ struct cox_tokenizer;
 int cox_tokenizer_load(const char *folder, struct cox_tokenizer **ret_tokenizer,
                        struct cox_error *err);
 struct cox_tokenizer *cox_tokenizer_free(struct cox_tokenizer *tokenizer); /* NULL-safe */
-void cox_tokenizer_freep(struct cox_tokenizer **tokenizer);                /* for _cox_cleanup_ */
+COX_DEFINE_FREEP(struct cox_tokenizer, cox_tokenizer_free);
 
 /* Encodes text (UTF-8), with <bos> in front if the vocabulary has one. COX_INVALID: err has the
  * character, its position, counted from 1, and the known characters; or there is neither text nor

@@ -233,11 +233,6 @@ struct cox_tensor_gather *cox_tensor_gather_free(struct cox_tensor_gather *gathe
     return NULL;
 }
 
-void cox_tensor_gather_freep(struct cox_tensor_gather **gather)
-{
-    cox_tensor_gather_free(*gather);
-}
-
 int cox_tensor_gather_begin(struct cox_tensor_gather *gather, uint64_t epoch, uint64_t deadline_ns,
                             struct cox_error *err)
 {

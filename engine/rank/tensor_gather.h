@@ -31,6 +31,8 @@
 #ifndef COX_ENGINE_TENSOR_GATHER_H
 #define COX_ENGINE_TENSOR_GATHER_H
 
+#include "channel/base/idioms.h"
+
 #include <coxswain/group.h>
 
 struct cox_tensor_gather;
@@ -50,7 +52,7 @@ int cox_tensor_gather_new(struct cox_group *group, uint32_t slice_count, size_t 
                           uint64_t deadline_ns, struct cox_tensor_gather **ret_gather,
                           struct cox_error *err);
 struct cox_tensor_gather *cox_tensor_gather_free(struct cox_tensor_gather *gather);
-void cox_tensor_gather_freep(struct cox_tensor_gather **gather); /* for _cox_cleanup_ */
+COX_DEFINE_FREEP(struct cox_tensor_gather, cox_tensor_gather_free);
 
 /* Bytes that this rank shares. */
 uint64_t cox_tensor_gather_size(const struct cox_tensor_gather *gather);

@@ -189,8 +189,7 @@ static void list_failed(struct listing *listing, char *cluster, const struct cox
     }
     coxswain__pdlink_status_response__failed_link_info__init(info);
     info->cluster_id = cluster;
-    info->has_pd_error_code = 1;
-    info->pd_error_code = CODE(PD_LINK_ERROR);
+    COX_SET(info, pd_error_code, CODE(PD_LINK_ERROR));
     info->text = cox_arena_strdup(listing->arena, link->error.text);
     listing->response->failed_link_info[listing->response->n_failed_link_info++] = info;
 }
@@ -369,12 +368,10 @@ static int result_fill(struct pulling *pulling, const Coxswain__PullKVRequest__P
     const int r = pull_one(pulling, info, &pull, &code, &why);
     coxswain__pull_kvresponse__pull_kvresult__init(result);
     result->request_id = cox_arena_strdup(pulling->arena, id_of(info));
-    result->has_pd_error_code = result->has_status = 1;
-    result->has_copied_bytes = result->has_copy_ns = 1;
-    result->pd_error_code = (Coxswain__PDErrorCode)code;
-    result->status = r;
-    result->copied_bytes = pull.copied_bytes;
-    result->copy_ns = pull.copy_ns;
+    COX_SET(result, pd_error_code, (Coxswain__PDErrorCode)code);
+    COX_SET(result, status, r);
+    COX_SET(result, copied_bytes, pull.copied_bytes);
+    COX_SET(result, copy_ns, pull.copy_ns);
     if (r) {
         why.text[TEXT_SIZE_MAX] = '\0';
         cox_text_trim(why.text);

@@ -1,5 +1,7 @@
 /* agent_requests: hands the requests of the lead to the ranks, and their replies to the lead. */
 #include "coordinator/executor/core.h"
+
+#include "channel/base/idioms.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
 #include "agent_private.h"
@@ -13,9 +15,8 @@
 static uint8_t *failure_pack(const struct cox_forwarded_reply *reply, size_t *ret_size)
 {
     Coxswain__ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
-    response.has_rank = response.has_status = 1;
-    response.rank = (int32_t)reply->rank;
-    response.status = reply->code ? reply->code : COX_REJECTED;
+    COX_SET(&response, rank, (int32_t)reply->rank);
+    COX_SET(&response, status, reply->code ? reply->code : COX_REJECTED);
     response.error_text = (char *)(uintptr_t)(reply->text ? reply->text : "");
     *ret_size = coxswain__execute_response__get_packed_size(&response);
     uint8_t *bytes = malloc(*ret_size);

@@ -1,5 +1,7 @@
 /* agent_send: what an agent tells its lead. */
 #include "channel/recorder/recorder.h"
+
+#include "channel/base/idioms.h"
 #include "coordinator/executor/core.h"
 #include "nodes/link/lead_link.h"
 #include "nodes/link/recorder_fetch.h"
@@ -82,13 +84,12 @@ void cox_agent_send_hello(struct agent *agent)
         pointers[i] = &facts[i];
     }
     hello.version = (char *)(uintptr_t)COX_VERSION_TEXT;
-    hello.has_protocol = hello.has_agent = hello.has_pid = hello.has_client_id = 1;
-    hello.protocol = COX_FRAME_PROTOCOL;
-    hello.agent = agent->link.agent;
-    hello.pid = (uint32_t)getpid();
+    COX_SET(&hello, protocol, COX_FRAME_PROTOCOL);
+    COX_SET(&hello, agent, agent->link.agent);
+    COX_SET(&hello, pid, (uint32_t)getpid());
     hello.address = agent->address;
     hello.server_id = server_id;
-    hello.client_id = client_id;
+    COX_SET(&hello, client_id, client_id);
     hello.n_facts = options->fact_count;
     hello.facts = pointers;
     uint64_t digests[COX_IMAGE_COUNT_MAX];
@@ -103,8 +104,7 @@ void cox_agent_send_hello(struct agent *agent)
     struct cox_group_window window;
     hello.has_generation = agent->executor && !cox_executor_group_window(agent->executor, &window);
     hello.generation = hello.has_generation ? window.generation : 0;
-    hello.has_world = 1;
-    hello.world = agent->world;
+    COX_SET(&hello, world, agent->world);
     send_message(agent, COX_FRAME_HELLO, &hello.base);
     free(facts);
     free(pointers);
@@ -114,10 +114,9 @@ void cox_agent_send_text(struct agent *agent, int32_t rank, bool is_stderr, bool
                          const char *text)
 {
     CoxNode__Text message = COX_NODE__TEXT__INIT;
-    message.has_rank = message.has_is_stderr = message.has_is_fault = 1;
-    message.rank = rank;
-    message.is_stderr = is_stderr;
-    message.is_fault = is_fault;
+    COX_SET(&message, rank, rank);
+    COX_SET(&message, is_stderr, is_stderr);
+    COX_SET(&message, is_fault, is_fault);
     message.text = (char *)(uintptr_t)text;
     pthread_mutex_lock(&agent->lock);
     if (agent->link.state == COX_LEAD_FOLLOWING)

@@ -1,6 +1,8 @@
 /* lead_hello: what nodes say that are not admitted, which of them are refused, and how one is admitted. */
 #include "lead_private.h"
 
+#include "channel/base/idioms.h"
+
 #include <coxswain/version.h>
 #include "nodes/link/limits.h"
 
@@ -99,10 +101,9 @@ static void refuse(struct cox_nodes *nodes, uint32_t node, uint64_t agent, bool 
                    const char *text)
 {
     CoxNode__Welcome welcome = COX_NODE__WELCOME__INIT;
-    welcome.has_epoch = welcome.has_agent = welcome.has_final = 1;
-    welcome.epoch = nodes->epoch;
-    welcome.agent = agent;
-    welcome.final = final;
+    COX_SET(&welcome, epoch, nodes->epoch);
+    COX_SET(&welcome, agent, agent);
+    COX_SET(&welcome, final, final);
     welcome.refusal = (char *)(uintptr_t)text;
     cox_lead_send(nodes, node, COX_FRAME_WELCOME, &welcome.base);
 }
@@ -115,10 +116,9 @@ static void peers_fill(struct cox_nodes *nodes)
         cox_node__peer__init(peer);
         peer->node = (char *)(uintptr_t)link->node;
         peer->address = (char *)(uintptr_t)link->address;
-        peer->has_rank_first = peer->has_rank_count = peer->has_incarnation = 1;
-        peer->rank_first = link->rank_first;
-        peer->rank_count = link->rank_count;
-        peer->incarnation = link->state == COX_NODE_ABSENT ? 0 : link->incarnation;
+        COX_SET(peer, rank_first, link->rank_first);
+        COX_SET(peer, rank_count, link->rank_count);
+        COX_SET(peer, incarnation, link->state == COX_NODE_ABSENT ? 0 : link->incarnation);
         nodes->peer_pointers[i] = peer;
     }
     nodes->peers_version++;
@@ -163,34 +163,28 @@ void cox_lead_admit(struct cox_nodes *nodes, uint32_t node)
     uint64_t start_after[COX_TWO_WAY_COUNT];
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         start_after[c] = link->channels[c].published;
-    welcome.has_epoch = welcome.has_agent = welcome.has_incarnation = 1;
-    welcome.epoch = nodes->epoch;
-    welcome.agent = hello->agent;
-    welcome.incarnation = link->incarnation;
-    welcome.has_rank_first = welcome.has_rank_count = welcome.has_world = welcome.has_depth = 1;
-    welcome.rank_first = link->rank_first;
-    welcome.rank_count = link->rank_count;
-    welcome.world = nodes->world;
-    welcome.depth = options->depth;
+    COX_SET(&welcome, epoch, nodes->epoch);
+    COX_SET(&welcome, agent, hello->agent);
+    COX_SET(&welcome, incarnation, link->incarnation);
+    COX_SET(&welcome, rank_first, link->rank_first);
+    COX_SET(&welcome, rank_count, link->rank_count);
+    COX_SET(&welcome, world, nodes->world);
+    COX_SET(&welcome, depth, options->depth);
     welcome.n_request_size = welcome.n_response_size = COX_CHANNEL_COUNT;
     welcome.request_size = (uint64_t *)(uintptr_t)options->request_size;
     welcome.response_size = (uint64_t *)(uintptr_t)options->response_size;
-    welcome.has_sealed = welcome.has_no_recorder = welcome.has_fresh = 1;
-    welcome.sealed = nodes->attach == COX_ATTACH_SEALED;
-    welcome.no_recorder = options->no_recorder;
-    welcome.fresh = nodes->fresh;
+    COX_SET(&welcome, sealed, nodes->attach == COX_ATTACH_SEALED);
+    COX_SET(&welcome, no_recorder, options->no_recorder);
+    COX_SET(&welcome, fresh, nodes->fresh);
     welcome.n_start_after = COX_TWO_WAY_COUNT;
     welcome.start_after = start_after;
-    welcome.has_lead_grace_ms = welcome.has_beat_ms = welcome.has_suspect_ms = 1;
-    welcome.has_dead_ms = 1;
-    welcome.lead_grace_ms = nodes->times.lead_grace_ms;
-    welcome.beat_ms = nodes->times.beat_ms;
-    welcome.suspect_ms = nodes->times.suspect_ms;
-    welcome.dead_ms = nodes->times.dead_ms;
+    COX_SET(&welcome, lead_grace_ms, nodes->times.lead_grace_ms);
+    COX_SET(&welcome, beat_ms, nodes->times.beat_ms);
+    COX_SET(&welcome, suspect_ms, nodes->times.suspect_ms);
+    COX_SET(&welcome, dead_ms, nodes->times.dead_ms);
     welcome.n_peers = nodes->node_count;
     welcome.peers = nodes->peer_pointers;
-    welcome.has_peers_version = 1;
-    welcome.peers_version = nodes->peers_version;
+    COX_SET(&welcome, peers_version, nodes->peers_version);
     welcome.address = nodes->address;
     cox_lead_send(nodes, node, COX_FRAME_WELCOME, &welcome.base);
 }

@@ -422,10 +422,9 @@ static void link_beat(struct cox_agent_link *link, const char *leaving, uint64_t
     for (uint32_t i = 0; i < link->rank_count; i++) {
         struct cox_agent_rank *rank = &link->ranks[i];
         cox_node__rank__init(&ranks[i]);
-        ranks[i].has_incarnation = ranks[i].has_state = ranks[i].has_pid = 1;
-        ranks[i].incarnation = rank->incarnation;
-        ranks[i].state = rank->state;
-        ranks[i].pid = rank->pid;
+        COX_SET(&ranks[i], incarnation, rank->incarnation);
+        COX_SET(&ranks[i], state, rank->state);
+        COX_SET(&ranks[i], pid, rank->pid);
         ranks[i].has_stopped = ranks[i].stopped = rank->stopped;
         ranks[i].has_cpu_ns = rank->cpu_ns != 0;
         ranks[i].cpu_ns = rank->cpu_ns;
@@ -434,10 +433,9 @@ static void link_beat(struct cox_agent_link *link, const char *leaving, uint64_t
         rank->cpu_ns = rank->resident_bytes = 0;
         if (rank->state == COX_NODE__RANK_STATE__DEAD) {
             ranks[i].text = (char *)(uintptr_t)rank->text;
-            ranks[i].has_known = ranks[i].has_signal = ranks[i].has_exit_status = 1;
-            ranks[i].known = rank->known;
-            ranks[i].signal = rank->signal;
-            ranks[i].exit_status = rank->exit_status;
+            COX_SET(&ranks[i], known, rank->known);
+            COX_SET(&ranks[i], signal, rank->signal);
+            COX_SET(&ranks[i], exit_status, rank->exit_status);
         }
         rank_pointers[i] = &ranks[i];
     }
@@ -445,15 +443,11 @@ static void link_beat(struct cox_agent_link *link, const char *leaving, uint64_t
     beat.channels = channel_pointers;
     beat.n_ranks = link->rank_count;
     beat.ranks = rank_pointers;
-    beat.has_peers_version = 1;
-    beat.peers_version = link->peers_version;
-    beat.has_agent = 1;
-    beat.agent = link->agent;
+    COX_SET(&beat, peers_version, link->peers_version);
+    COX_SET(&beat, agent, link->agent);
     beat.server_id = link->server_id;
-    beat.has_client_id = 1;
-    beat.client_id = link->client_id;
-    beat.has_refused = 1;
-    beat.refused = link->refused;
+    COX_SET(&beat, client_id, link->client_id);
+    COX_SET(&beat, refused, link->refused);
     beat.has_leaving = beat.leaving = leaving != NULL;
     beat.leaving_text = (char *)(uintptr_t)leaving;
     const struct cox_frame head = {.kind = COX_FRAME_AGENT_BEAT,
@@ -538,17 +532,14 @@ void cox_agent_link_describe(struct cox_agent_link *link, uint64_t now_ns, CoxNo
                              CoxNode__Channel *channels, CoxNode__Channel **pointers)
 {
     link->hello_ns = now_ns;
-    message->has_epoch = message->has_silent_ms = 1;
-    message->epoch = link->epoch;
+    COX_SET(message, epoch, link->epoch);
     message->lead_address = link->lead_address;
-    message->silent_ms = link->epoch ? (now_ns - link->heard_ns) / COX_NSEC_PER_MSEC : 0;
-    message->has_rank_first = message->has_rank_count = 1;
-    message->rank_first = link->rank_first;
-    message->rank_count = link->rank_count;
+    COX_SET(message, silent_ms, link->epoch ? (now_ns - link->heard_ns) / COX_NSEC_PER_MSEC : 0);
+    COX_SET(message, rank_first, link->rank_first);
+    COX_SET(message, rank_count, link->rank_count);
     for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++) {
         cox_node__channel__init(&channels[c]);
-        channels[c].has_through = 1;
-        channels[c].through = link->channels[c].taken;
+        COX_SET(&channels[c], through, link->channels[c].taken);
         pointers[c] = &channels[c];
     }
     message->n_channels = COX_TWO_WAY_COUNT;

@@ -611,9 +611,8 @@ static void link_beat(struct cox_lead_link *link, uint64_t now_ns)
     uint32_t wanted[COX_RANK_COUNT_MAX], killed[COX_RANK_COUNT_MAX];
     for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++) {
         cox_node__channel__init(&channels[c]);
-        channels[c].has_through = channels[c].has_done = 1;
-        channels[c].through = link->channels[c].void_through;
-        channels[c].done = link->channels[c].ended;
+        COX_SET(&channels[c], through, link->channels[c].void_through);
+        COX_SET(&channels[c], done, link->channels[c].ended);
         pointers[c] = &channels[c];
     }
     for (uint32_t i = 0; i < link->rank_count; i++) {
@@ -630,8 +629,7 @@ static void link_beat(struct cox_lead_link *link, uint64_t now_ns)
     if (link->peers_there != link->peers_version) {
         beat.n_peers = link->peer_count;
         beat.peers = (CoxNode__Peer **)(uintptr_t)link->peers;
-        beat.has_peers_version = 1;
-        beat.peers_version = link->peers_version;
+        COX_SET(&beat, peers_version, link->peers_version);
     }
     const struct cox_frame head = {.kind = COX_FRAME_LEAD_BEAT,
                                    .epoch = link->epoch,

@@ -347,11 +347,6 @@ struct cox_foreground *cox_foreground_free(struct cox_foreground *foreground)
     return NULL;
 }
 
-void cox_foreground_freep(struct cox_foreground **foreground)
-{
-    cox_foreground_free(*foreground);
-}
-
 /* ---- the end ---- */
 
 void cox_foreground_on_stop(struct cox_foreground *foreground, void (*fn)(void *context),

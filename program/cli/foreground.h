@@ -16,6 +16,8 @@
 #ifndef COX_PROGRAM_FOREGROUND_H
 #define COX_PROGRAM_FOREGROUND_H
 
+#include "channel/base/idioms.h"
+
 #include <coxswain/server.h>
 #include "group_options.h"
 
@@ -60,7 +62,7 @@ int cox_foreground_start(struct cox_foreground *foreground,
                          const struct cox_foreground_options *options, struct cox_error *err);
 /* Ends the workers and unblocks the signals. NULL-safe, returns NULL. */
 struct cox_foreground *cox_foreground_free(struct cox_foreground *foreground);
-void cox_foreground_freep(struct cox_foreground **foreground); /* for _cox_cleanup_ */
+COX_DEFINE_FREEP(struct cox_foreground, cox_foreground_free);
 
 /* Fds that a coordinator and its ranks use, including those that are open only while a rank starts
  * or attaches, and those for shared weights. multi/commands_doctor starts groups with exactly this

@@ -212,11 +212,6 @@ struct cox_engine_group *cox_engine_group_free(struct cox_engine_group *group)
     return NULL;
 }
 
-void cox_engine_group_freep(struct cox_engine_group **group)
-{
-    cox_engine_group_free(*group);
-}
-
 struct cox_foreground *cox_engine_group_foreground(struct cox_engine_group *group)
 {
     return group->foreground;

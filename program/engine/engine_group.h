@@ -12,6 +12,7 @@
 #ifndef COX_PROGRAM_GROUP_H
 #define COX_PROGRAM_GROUP_H
 
+#include "channel/base/idioms.h"
 #include "program/cli/adapter_options.h"
 #include "program/cli/foreground.h"
 #include "engine/batching/engine_loop.h"
@@ -42,7 +43,7 @@ int cox_engine_group_start(const struct cox_engine_group_options *options,
                            struct cox_error *err);
 /* NULL-safe, returns NULL. */
 struct cox_engine_group *cox_engine_group_free(struct cox_engine_group *group);
-void cox_engine_group_freep(struct cox_engine_group **group); /* for _cox_cleanup_ */
+COX_DEFINE_FREEP(struct cox_engine_group, cox_engine_group_free);
 
 struct cox_foreground *cox_engine_group_foreground(struct cox_engine_group *group);
 struct cox_executor *cox_engine_group_executor(struct cox_engine_group *group);

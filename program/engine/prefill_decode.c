@@ -178,8 +178,7 @@ static CoxswainControl__Prompt *chunk_add(struct chunk *chunk, size_t index, int
 {
     CoxswainControl__Prompt *message = &chunk->messages[chunk->complete.n_prompts];
     coxswain_control__prompt__init(message);
-    message->has_index = true;
-    message->index = index;
+    COX_SET(message, index, index);
     message->tokens = tokens;
     message->n_tokens = count;
     chunk->list[chunk->complete.n_prompts++] = message;
@@ -205,8 +204,7 @@ static int prefill_send(struct pair *pair)
 {
     struct chunk chunk;
     chunk_init(&chunk, pair);
-    chunk.complete.has_hold_ms = true;
-    chunk.complete.hold_ms = LEASE_MS;
+    COX_SET(&chunk.complete, hold_ms, LEASE_MS);
     for (size_t i = 0; i < pair->prompts->count && pair->unsent_count && chunk_has_room(&chunk) &&
                        pair->flight_count < pair->how->window;
          i++) {

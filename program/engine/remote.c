@@ -1,5 +1,6 @@
 #include "remote.h"
 
+#include "channel/base/idioms.h"
 #include "program/cli/connection.h"
 #include "proto/control.pb-c.h"
 
@@ -40,8 +41,7 @@ static void chunk_fill(struct remote *remote, CoxswainControl__Prompt *messages,
         const struct cox_prompt *prompt = &remote->prompts->items[remote->sent_count];
         CoxswainControl__Prompt *message = &messages[complete->n_prompts];
         coxswain_control__prompt__init(message);
-        message->has_index = true;
-        message->index = remote->sent_count++;
+        COX_SET(message, index, remote->sent_count++);
         message->n_tokens = prompt->token_count;
         message->tokens = prompt->tokens;
         complete->prompts[complete->n_prompts++] = message;
@@ -53,9 +53,8 @@ void cox_remote_fill(const struct cox_complete_options *options,
                      struct CoxswainControl__CompleteRequest *complete, int32_t *stop_tokens)
 {
     memcpy(stop_tokens, options->stop_tokens, sizeof options->stop_tokens);
-    complete->has_new_count_max = complete->has_shorten = true;
-    complete->new_count_max = cox_complete_new_count(options);
-    complete->shorten = options->new_count_max == 0;
+    COX_SET(complete, new_count_max, cox_complete_new_count(options));
+    COX_SET(complete, shorten, options->new_count_max == 0);
     complete->has_temperature = complete->has_top_p = complete->has_top_k = complete->has_seed =
         true;
     complete->temperature = options->sampling.temperature;

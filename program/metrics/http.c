@@ -480,8 +480,3 @@ struct cox_metrics_server *cox_metrics_server_free(struct cox_metrics_server *se
     free(server);
     return NULL;
 }
-
-void cox_metrics_server_freep(struct cox_metrics_server **server)
-{
-    *server = cox_metrics_server_free(*server);
-}

@@ -25,6 +25,8 @@
 #ifndef COX_PROGRAM_METRICS_SERVER_H
 #define COX_PROGRAM_METRICS_SERVER_H
 
+#include "channel/base/idioms.h"
+
 #include <coxswain/base.h>
 
 #include "http_address.h"
@@ -42,6 +44,6 @@ int cox_metrics_server_new(const struct cox_http_address *address, const char *n
 const char *cox_metrics_server_url(const struct cox_metrics_server *server);
 /* NULL-safe, returns NULL. */
 struct cox_metrics_server *cox_metrics_server_free(struct cox_metrics_server *server);
-void cox_metrics_server_freep(struct cox_metrics_server **server); /* for _cox_cleanup_ */
+COX_DEFINE_FREEP(struct cox_metrics_server, cox_metrics_server_free);
 
 #endif

@@ -149,8 +149,3 @@ struct cox_watchdog *cox_watchdog_free(struct cox_watchdog *watchdog)
     }
     return NULL;
 }
-
-void cox_watchdog_freep(struct cox_watchdog **watchdog)
-{
-    cox_watchdog_free(*watchdog);
-}

@@ -16,6 +16,7 @@
 #ifndef COX_PROGRAM_WATCHDOG_H
 #define COX_PROGRAM_WATCHDOG_H
 
+#include "channel/base/idioms.h"
 #include "notify.h"
 
 struct cox_watchdog;
@@ -26,6 +27,6 @@ int cox_watchdog_start(const struct cox_notify *notify, const char *control_sock
                        struct cox_error *err);
 /* NULL-safe, returns NULL. */
 struct cox_watchdog *cox_watchdog_free(struct cox_watchdog *watchdog);
-void cox_watchdog_freep(struct cox_watchdog **watchdog); /* for _cox_cleanup_ */
+COX_DEFINE_FREEP(struct cox_watchdog, cox_watchdog_free);
 
 #endif

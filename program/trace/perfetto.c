@@ -2,6 +2,8 @@
  * a thread per channel. */
 #include "story.h"
 
+#include "channel/base/idioms.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,8 +35,7 @@ static void packet_write(struct writer *writer, packet *made)
 {
     Perfetto__Protos__Trace trace = PERFETTO__PROTOS__TRACE__INIT;
     packet *packets[1] = {made};
-    made->has_trusted_packet_sequence_id = 1;
-    made->trusted_packet_sequence_id = SEQUENCE_ID;
+    COX_SET(made, trusted_packet_sequence_id, SEQUENCE_ID);
     trace.n_packet = 1;
     trace.packet = packets;
     /* A trace is a repeated field: one message after the other is a trace again. */
@@ -67,9 +68,8 @@ static void clock_write(struct writer *writer, const struct cox_story *story)
     packet made = PERFETTO__PROTOS__TRACE_PACKET__INIT;
     for (int i = 0; i < 3; i++) {
         perfetto__protos__clock_snapshot__clock__init(&clocks[i]);
-        clocks[i].has_clock_id = clocks[i].has_timestamp = 1;
-        clocks[i].clock_id = ids[i];
-        clocks[i].timestamp = times[i];
+        COX_SET(&clocks[i], clock_id, ids[i]);
+        COX_SET(&clocks[i], timestamp, times[i]);
         pointers[i] = &clocks[i];
     }
     snapshot.n_clocks = 3;
@@ -83,12 +83,10 @@ static void process_write(struct writer *writer, uint32_t process, int32_t pid, 
     Perfetto__Protos__ProcessDescriptor descriptor = PERFETTO__PROTOS__PROCESS_DESCRIPTOR__INIT;
     Perfetto__Protos__TrackDescriptor track = PERFETTO__PROTOS__TRACK_DESCRIPTOR__INIT;
     packet made = PERFETTO__PROTOS__TRACE_PACKET__INIT;
-    descriptor.has_pid = 1;
-    descriptor.pid = pid;
+    COX_SET(&descriptor, pid, pid);
     descriptor.process_name = (char *)(uintptr_t)name;
-    track.has_uuid = track.has_sibling_order_rank = 1;
-    track.uuid = track_of(process, 0);
-    track.sibling_order_rank = (int32_t)process;
+    COX_SET(&track, uuid, track_of(process, 0));
+    COX_SET(&track, sibling_order_rank, (int32_t)process);
     track.process = &descriptor;
     made.track_descriptor = &track;
     packet_write(writer, &made);
@@ -100,15 +98,13 @@ static void thread_write(struct writer *writer, uint32_t process, int32_t pid, u
     Perfetto__Protos__ThreadDescriptor descriptor = PERFETTO__PROTOS__THREAD_DESCRIPTOR__INIT;
     Perfetto__Protos__TrackDescriptor track = PERFETTO__PROTOS__TRACK_DESCRIPTOR__INIT;
     packet made = PERFETTO__PROTOS__TRACE_PACKET__INIT;
-    descriptor.has_pid = descriptor.has_tid = 1;
-    descriptor.pid = pid;
+    COX_SET(&descriptor, pid, pid);
     /* The ids of threads are not recorded: these are unique, and no others. */
-    descriptor.tid = pid * TRACKS_PER_PROCESS + (int32_t)number;
+    COX_SET(&descriptor, tid, pid * TRACKS_PER_PROCESS + (int32_t)number);
     descriptor.thread_name = (char *)(uintptr_t)name;
-    track.has_uuid = track.has_parent_uuid = track.has_sibling_order_rank = 1;
-    track.uuid = track_of(process, number);
-    track.parent_uuid = track_of(process, 0);
-    track.sibling_order_rank = (int32_t)number;
+    COX_SET(&track, uuid, track_of(process, number));
+    COX_SET(&track, parent_uuid, track_of(process, 0));
+    COX_SET(&track, sibling_order_rank, (int32_t)number);
     track.thread = &descriptor;
     made.track_descriptor = &track;
     packet_write(writer, &made);
@@ -141,15 +137,14 @@ static void event_write(struct writer *writer, const struct slice *slice, uint64
     packet made = PERFETTO__PROTOS__TRACE_PACKET__INIT;
     char *categories[1] = {(char *)(uintptr_t)slice->category};
     size_t count = 0;
-    event.has_type = event.has_track_uuid = 1;
-    event.type = begin ? PERFETTO__PROTOS__TRACK_EVENT__TYPE__TYPE_SLICE_BEGIN
-                       : PERFETTO__PROTOS__TRACK_EVENT__TYPE__TYPE_SLICE_END;
-    event.track_uuid = slice->track;
+    COX_SET(&event, type,
+            begin ? PERFETTO__PROTOS__TRACK_EVENT__TYPE__TYPE_SLICE_BEGIN
+                  : PERFETTO__PROTOS__TRACK_EVENT__TYPE__TYPE_SLICE_END);
+    COX_SET(&event, track_uuid, slice->track);
     for (; begin && count < NUMBER_COUNT_MAX && slice->numbers[count].name; count++) {
         perfetto__protos__debug_annotation__init(&annotations[count]);
         annotations[count].name = (char *)(uintptr_t)slice->numbers[count].name;
-        annotations[count].has_uint_value = 1;
-        annotations[count].uint_value = slice->numbers[count].value;
+        COX_SET(&annotations[count], uint_value, slice->numbers[count].value);
     }
     if (begin && slice->has_status) {
         perfetto__protos__debug_annotation__init(&annotations[count]);
@@ -173,9 +168,8 @@ static void event_write(struct writer *writer, const struct slice *slice, uint64
             event.flow_ids = (uint64_t *)(uintptr_t)slice->flows;
         }
     }
-    made.has_timestamp = made.has_timestamp_clock_id = 1;
-    made.timestamp = ns;
-    made.timestamp_clock_id = CLOCK_ID_MONOTONIC;
+    COX_SET(&made, timestamp, ns);
+    COX_SET(&made, timestamp_clock_id, CLOCK_ID_MONOTONIC);
     made.track_event = &event;
     packet_write(writer, &made);
 }

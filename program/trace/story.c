@@ -216,11 +216,6 @@ struct cox_story *cox_story_free(struct cox_story *story)
     return NULL;
 }
 
-void cox_story_freep(struct cox_story **story)
-{
-    cox_story_free(*story);
-}
-
 /* ---- who a request waited for ---- */
 
 const char *cox_story_phase_name(enum cox_story_phase phase)

@@ -12,6 +12,7 @@
 #ifndef COX_PROGRAM_STORY_H
 #define COX_PROGRAM_STORY_H
 
+#include "channel/base/idioms.h"
 #include "channel/recorder/recorder.h"
 
 #include <jansson.h>
@@ -59,7 +60,7 @@ int cox_story_new(const struct CoxswainRecording__Recording *recording,
                   const struct cox_story_range *range, struct cox_story **ret_story,
                   struct cox_error *err);
 struct cox_story *cox_story_free(struct cox_story *story); /* NULL-safe, returns NULL */
-void cox_story_freep(struct cox_story **story);
+COX_DEFINE_FREEP(struct cox_story, cox_story_free);
 
 /* "rank 5", or "rank 5 on node b"; printable. */
 void cox_story_rank(const struct cox_story *story, uint32_t rank, char text[COX_STORY_RANK_SIZE]);

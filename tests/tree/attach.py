@@ -31,7 +31,7 @@ EXEMPT = {
     ("channel/shm/layout.h", "COX_LAYOUT_LEGACY = 1"): WIRE,
     ("channel/shm/layout.h", "COX_LAYOUT_SEALED = 2"): WIRE,
     ("channel/socket/hello.c", "attach != COX_ATTACH_NAMED && attach != COX_ATTACH_SEALED"): WIRE,
-    ("nodes/lead/lead_hello.c", "welcome.sealed = "): WIRE,
+    ("nodes/lead/lead_hello.c", "COX_SET(&welcome, sealed, "): WIRE,
     ("nodes/agent/agent.c", "attach = welcome->sealed ? "): WIRE,
     ("coordinator/server/control_reply.c", "SET(reply, legacy, status.legacy);"): WIRE,
     ("coordinator/executor/status.c", ".legacy = !executor->geometry.mode->limits.extensions"): SHOWN,

@@ -1,7 +1,8 @@
 /* report: faults that are no reply, at the error channel. */
 #include "channel/attach/sealed/sealed.h"
-#include "channel/base/idioms.h"
+#include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
+#include "channel/base/idioms.h"
 #include "channel/base/tsan.h"
 #include "channel/shm/reply.h"
 #include "channel/shm/state.h"
@@ -12,7 +13,6 @@
 
 #include <coxswain/worker.h>
 
-#include <endian.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -29,10 +29,8 @@ static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t s
     Coxswain__ExecuteModelResponse body = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
     body.err_msg = cut;
     Coxswain__ExecuteResponse report = COXSWAIN__EXECUTE_RESPONSE__INIT;
-    report.has_msg_type = 1;
-    report.msg_type = COXSWAIN__EXECUTE_TYPE__EXECUTE_ERROR;
-    report.has_rank = 1;
-    report.rank = (int32_t)worker->options.rank;
+    COX_SET(&report, msg_type, COXSWAIN__EXECUTE_TYPE__EXECUTE_ERROR);
+    COX_SET(&report, rank, (int32_t)worker->options.rank);
     report.has_status = 1;
     report.status = cox_worker_limits(worker)->coordinator_words
                         ? 1
@@ -40,10 +38,8 @@ static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t s
     report.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
     report.execute_model_response = &body;
     if (channel >= 0) {
-        report.has_error_channel = 1;
-        report.error_channel = (uint32_t)channel;
-        report.has_error_sequence = 1;
-        report.error_sequence = sequence;
+        COX_SET(&report, error_channel, (uint32_t)channel);
+        COX_SET(&report, error_sequence, sequence);
     }
     int r;
     /* Halve the text until it fits: a region may be as small as 256 bytes. */
@@ -55,8 +51,7 @@ static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t s
     }
     if (r)
         return r;
-    uint32_t prefix = htole32((uint32_t)length);
-    memcpy(base, &prefix, sizeof prefix);
+    cox_le32_put(base, (uint32_t)length);
     return 0;
 }
 

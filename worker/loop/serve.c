@@ -50,8 +50,7 @@ static bool step_fill_nested(struct cox_channel_thread *thread, const struct cox
         row->logprob = outputs[i].logprob;
         row->sample.has_seq_id = row->sample.has_finish_reason = 1;
         row->sample.seq_id = batch->rows[i].id;
-        row->sample.has_parent_seq_id = 1;
-        row->sample.parent_seq_id = batch->rows[i].id;
+        COX_SET(&row->sample, parent_seq_id, batch->rows[i].id);
         row->sample.n_output_token = row->sample.n_logprob = outputs[i].token >= 0;
         row->sample.output_token = &row->token;
         row->sample.logprob = &row->logprob;
@@ -161,14 +160,12 @@ COX_HOT static int step_finish(struct cox_channel_thread *thread,
     struct cox_table *table = worker->table;
     const bool lowest = request->lowest, packed = step->message->step != NULL;
     cox_fault_point(COX_FAULT_EXECUTED);
-    body->has_model_execute_time = 1;
     thread->stamp_ns = cox_now_ns();
     cox_channel_thread_record_end(thread, request->sequence, request->type, r, thread->stamp_ns);
-    body->model_execute_time = (float)((double)(thread->stamp_ns - step->begin_ns) / 1e6);
+    COX_SET(body, model_execute_time, (float)((double)(thread->stamp_ns - step->begin_ns) / 1e6));
     if (worker->group_time_warned) {
-        body->has_group_ns = body->has_group_wait_ns = 1;
-        body->group_ns = worker->group_ns;
-        body->group_wait_ns = worker->group_wait_ns;
+        COX_SET(body, group_ns, worker->group_ns);
+        COX_SET(body, group_wait_ns, worker->group_wait_ns);
     }
     /* The view is invalid after commit: take what the reply needs first. */
     if (r == 0 && lowest &&
@@ -183,8 +180,7 @@ COX_HOT static int step_finish(struct cox_channel_thread *thread,
     cox_state_set_base(thread->line, cox_table_base(table));
     if (r)
         return r;
-    result->has_base_sequence = 1;
-    result->base_sequence = cox_table_base(table);
+    COX_SET(result, base_sequence, cox_table_base(table));
     result->n_digests = COX_STEP_CHAIN_SIZE;
     result->digests = (uint64_t *)cox_table_chain(table); /* only read */
     return 0;
@@ -256,8 +252,7 @@ static int serve_lora(struct cox_channel_thread *thread, ExecuteResponse *respon
         return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the reply");
     coxswain__lora_operation_response__init(body);
     body->lora_name = message->lora_operation_request->lora_name;
-    body->has_lora_op_status = 1;
-    body->lora_op_status = COXSWAIN__LORA_OPERATION_STATUS__UNSUPPORT_CMD;
+    COX_SET(body, lora_op_status, COXSWAIN__LORA_OPERATION_STATUS__UNSUPPORT_CMD);
     response->result_case = RESULT(LORA_OPERATION_RESPONSE);
     response->lora_operation_response = body;
     if (!worker->callbacks->lora)
@@ -359,11 +354,11 @@ static int serve_recover(struct cox_channel_thread *thread, ExecuteResponse *res
     if (!body)
         return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the reply");
     coxswain__recover_command_response__init(body);
-    body->has_npu_device_id = body->has_command_result = 1;
-    body->npu_device_id = worker->options.device;
-    body->command_result = command ? command(worker->context, &thread->error)
-                                   : cox_fail(&thread->error, COX_UNSUPPORTED,
-                                              "this worker has no callback for this command");
+    COX_SET(body, npu_device_id, worker->options.device);
+    COX_SET(body, command_result,
+            command ? command(worker->context, &thread->error)
+                    : cox_fail(&thread->error, COX_UNSUPPORTED,
+                               "this worker has no callback for this command"));
     /* release; partner: thread_forget. */
     if (message->execute_type == TYPE(RECOVER_COMMAND_EXEC) && body->command_result == 0)
         atomic_store_explicit(&thread->worker->pause.forget, true, memory_order_release);

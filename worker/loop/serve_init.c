@@ -1,4 +1,6 @@
 #include "channel/shm/state.h"
+
+#include "channel/base/idioms.h"
 #include "worker/group/group_memory.h"
 #include "worker/sequences/weights_candidate.h"
 #include "kv_layout.h"
@@ -143,12 +145,10 @@ static void init_fill(struct init_reply *reply, const struct cox_init_result *re
     for (uint32_t i = 0; i < result->kv_cache_count; i++) {
         Coxswain__KVCacheDesc *desc = &reply->descs[i];
         coxswain__kvcache_desc__init(desc);
-        desc->has_npu_block_num = desc->has_block_size = 1;
-        desc->has_compression_ratio = desc->has_cache_type = 1;
-        desc->npu_block_num = result->kv_caches[i].block_count;
-        desc->block_size = result->kv_caches[i].block_size;
-        desc->compression_ratio = result->kv_caches[i].compression_ratio;
-        desc->cache_type = result->kv_caches[i].cache_type;
+        COX_SET(desc, npu_block_num, result->kv_caches[i].block_count);
+        COX_SET(desc, block_size, result->kv_caches[i].block_size);
+        COX_SET(desc, compression_ratio, result->kv_caches[i].compression_ratio);
+        COX_SET(desc, cache_type, result->kv_caches[i].cache_type);
         reply->desc_pointers[i] = desc;
     }
     if (result->kv_pool.block_count)
