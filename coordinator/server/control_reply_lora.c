@@ -3,6 +3,7 @@
 #include "coordinator/executor/core.h"
 #include "coordinator/executor/requests_internal.h"
 #include "proto/control.pb-c.h"
+#include "proto/message.h"
 #include "proto/wire.h"
 #include "control_reply.h"
 
@@ -11,46 +12,29 @@
 #define TIMEOUT_MS_DEFAULT 60000
 #define TIMEOUT_MS_MAX 3600000
 
+#define NO_ADAPTERS "this group has no LoRA adapters: the program that serves it manages none"
+
 typedef CoxswainControl__LoraRequest lora_request;
 typedef CoxswainControl__LoraReply lora_reply;
 typedef CoxswainControl__LoraAdapter adapter_message;
 typedef CoxswainControl__LoraResult result_message;
 
 #define ACTION(name) COXSWAIN_CONTROL__LORA_ACTION__##name
-#define SET(message, field, value) ((message)->has_##field = true, (message)->field = (value))
 
-static int results_add(const struct cox_control_source *source,
-                       const struct cox_lora_result *results, struct cox_arena *arena,
-                       lora_reply *reply)
+static void results_add(const struct cox_control_source *source,
+                        const struct cox_lora_result *results, struct cox_arena *arena,
+                        lora_reply *reply)
 {
-    uint32_t rank_count = cox_executor_rank_count(source->phase.executor);
-    result_message *messages = cox_arena_alloc(arena, rank_count * sizeof *messages);
-    reply->ranks = cox_arena_alloc(arena, rank_count * sizeof *reply->ranks);
-    if (!messages || !reply->ranks)
-        return -ENOMEM;
-    for (uint32_t rank = 0; rank < rank_count; rank++) {
-        result_message *message = reply->ranks[rank] = &messages[rank];
-        coxswain_control__lora_result__init(message);
-        SET(message, rank, rank);
-        SET(message, status, results[rank].status);
-        message->status_name = (char *)(uintptr_t)cox_lora_status_name(results[rank].status);
-        if (results[rank].text[0] && !(message->text = cox_arena_strdup(arena, results[rank].text)))
-            return -ENOMEM;
+    reply->ranks =
+        cox_message_list(arena, &coxswain_control__lora_result__descriptor,
+                         cox_executor_rank_count(source->phase.executor), &reply->n_ranks);
+    for (uint32_t rank = 0; rank < reply->n_ranks; rank++) {
+        result_message *message = reply->ranks[rank];
+        COX_SET(message, rank, rank);
+        COX_SET(message, status, results[rank].status);
+        message->status_name = cox_message_lend(cox_lora_status_name(results[rank].status));
+        message->text = cox_message_text(arena, results[rank].text);
     }
-    reply->n_ranks = rank_count;
-    return 0;
-}
-
-static int error_add(lora_reply *reply, struct cox_arena *arena, const struct cox_error *error)
-{
-    CoxswainControl__Error *message = cox_arena_alloc(arena, sizeof *message);
-    if (!message)
-        return -ENOMEM;
-    coxswain_control__error__init(message);
-    SET(message, code, error->code);
-    message->text = cox_arena_strdup(arena, error->text);
-    reply->error = message;
-    return message->text ? 0 : -ENOMEM;
 }
 
 static int adapters_add(const struct cox_control_source *source, struct cox_arena *arena,
@@ -61,23 +45,17 @@ static int adapters_add(const struct cox_control_source *source, struct cox_aren
     int r = source->hooks.lora->list(source->hooks.context, &infos, &count);
     if (r)
         return r;
-    adapter_message *messages = cox_arena_alloc(arena, (count + 1) * sizeof *messages);
-    reply->adapters = cox_arena_alloc(arena, (count + 1) * sizeof *reply->adapters);
-    if (!messages || !reply->adapters)
-        r = -ENOMEM;
-    for (size_t i = 0; r == 0 && i < count; i++) {
-        adapter_message *message = reply->adapters[i] = &messages[i];
-        coxswain_control__lora_adapter__init(message);
+    reply->adapters = cox_message_list(arena, &coxswain_control__lora_adapter__descriptor, count,
+                                       &reply->n_adapters);
+    for (size_t i = 0; i < reply->n_adapters; i++) {
+        adapter_message *message = reply->adapters[i];
         message->name = cox_arena_strdup(arena, infos[i].name);
         message->path = cox_arena_strdup(arena, infos[i].path);
-        message->state = (char *)(uintptr_t)infos[i].state;
-        SET(message, uses, infos[i].uses);
-        if (!message->name || !message->path)
-            r = -ENOMEM;
+        message->state = cox_message_lend(infos[i].state);
+        COX_SET(message, uses, infos[i].uses);
     }
-    reply->n_adapters = r ? 0 : count;
     free(infos);
-    return r;
+    return 0;
 }
 
 /* Returns 0 or -ENOMEM; the result is in the reply. */
@@ -98,18 +76,22 @@ static int order_run(const struct cox_control_source *source, const lora_request
                 ? lora->load(context, request->name, request->path, deadline_ns, results, &error)
                 : lora->unload(context, request->name, deadline_ns, results, &error);
     /* An invalid request was sent to no rank. */
-    int status =
-        r == COX_INVALID && !results[0].asked ? 0 : results_add(source, results, arena, reply);
-    return r && !status ? error_add(reply, arena, &error) : status;
+    if (r != COX_INVALID || results[0].asked)
+        results_add(source, results, arena, reply);
+    reply->error = r ? cox_control_reply_error(arena, error.code, error.text) : NULL;
+    return 0;
 }
 
 int cox_control_reply_lora(const struct cox_control_source *source, const lora_request *request,
                            struct cox_arena *arena, lora_reply **ret_reply, struct cox_error *err)
 {
-    lora_reply *reply = cox_arena_alloc(arena, sizeof *reply);
+    if (!source->hooks.lora)
+        return cox_fail(err, COX_UNSUPPORTED, NO_ADAPTERS);
+    if (!source->phase.recovery)
+        return cox_fail(err, COX_STATE, COX_CONTROL_INITIALIZING);
+    lora_reply *reply = cox_message_new(arena, &coxswain_control__lora_reply__descriptor);
     if (!reply)
         return -ENOMEM;
-    coxswain_control__lora_reply__init(reply);
     if (!request->has_action ||
         (request->action != ACTION(LORA_LIST) && request->action != ACTION(LORA_LOAD) &&
          request->action != ACTION(LORA_UNLOAD)))

@@ -4,6 +4,7 @@
 #include "coordinator/executor/requests_internal.h"
 #include "coordinator/recovery/recovery.h"
 #include "proto/control.pb-c.h"
+#include "proto/message.h"
 #include "proto/wire.h"
 #include "control_reply.h"
 
@@ -19,70 +20,35 @@ typedef CoxswainControl__RecoverRequest recover_request;
 typedef CoxswainControl__RecoverReply recover_reply;
 typedef CoxswainControl__RecoverResult result_message;
 
-#define SET(message, field, value) ((message)->has_##field = true, (message)->field = (value))
-
-int cox_control_reply_recovery(const struct cox_control_source *source, struct cox_arena *arena,
-                               struct CoxswainControl__RecoveryStatus **ret_status)
+CoxswainControl__RecoveryStatus *cox_control_reply_recovery(const struct cox_control_source *source,
+                                                            struct cox_arena *arena)
 {
     struct cox_recovery_status status;
-    CoxswainControl__RecoveryStatus *message = cox_arena_alloc(arena, sizeof *message);
+    CoxswainControl__RecoveryStatus *message =
+        cox_message_new(arena, &coxswain_control__recovery_status__descriptor);
     if (!message)
-        return -ENOMEM;
+        return NULL;
     cox_recovery_status(source->phase.recovery, &status);
-    coxswain_control__recovery_status__init(message);
-    SET(message, on_death, (uint32_t)status.on_death);
-    SET(message, recent_deaths, status.recent_deaths);
-    SET(message, restart_max, status.restart_max);
-    if (status.replacements.count) {
-        message->replacements = cox_arena_alloc(arena, sizeof *message->replacements);
-        if (!message->replacements || cox_control_reply_phase(message->replacements, "replacement",
-                                                              &status.replacements, arena))
-            return -ENOMEM;
-    }
-    message->doing = status.doing[0] ? cox_arena_strdup(arena, status.doing) : NULL;
-    *ret_status = message;
-    return status.doing[0] && !message->doing ? -ENOMEM : 0;
+    COX_SET(message, on_death, (uint32_t)status.on_death);
+    COX_SET(message, recent_deaths, status.recent_deaths);
+    COX_SET(message, restart_max, status.restart_max);
+    message->replacements = cox_control_reply_phase_new("replacement", &status.replacements, arena);
+    message->doing = cox_message_text(arena, status.doing);
+    return message;
 }
 
-static int reply_new(const struct cox_control_source *source, struct cox_arena *arena,
-                     recover_reply **ret_reply)
+static void result_add(recover_reply *reply, struct cox_arena *arena, uint32_t rank,
+                       const struct cox_recover_result *result)
 {
-    uint32_t rank_count = cox_executor_rank_count(source->phase.executor);
-    recover_reply *reply = cox_arena_alloc(arena, sizeof *reply);
-    if (!reply)
-        return -ENOMEM;
-    coxswain_control__recover_reply__init(reply);
-    reply->ranks = cox_arena_alloc(arena, rank_count * sizeof *reply->ranks);
-    *ret_reply = reply;
-    return reply->ranks ? 0 : -ENOMEM;
-}
-
-static int result_add(recover_reply *reply, struct cox_arena *arena, uint32_t rank,
-                      const struct cox_recover_result *result)
-{
-    result_message *message = cox_arena_alloc(arena, sizeof *message);
+    result_message *message = cox_message_new(arena, &coxswain_control__recover_result__descriptor);
     if (!message)
-        return -ENOMEM;
-    coxswain_control__recover_result__init(message);
-    SET(message, rank, rank);
-    SET(message, result, result->result);
+        return;
+    COX_SET(message, rank, rank);
+    COX_SET(message, result, result->result);
     if (result->device >= 0)
-        SET(message, device, result->device);
-    message->text = result->text[0] ? cox_arena_strdup(arena, result->text) : NULL;
+        COX_SET(message, device, result->device);
+    message->text = cox_message_text(arena, result->text);
     reply->ranks[reply->n_ranks++] = message;
-    return result->text[0] && !message->text ? -ENOMEM : 0;
-}
-
-static int error_add(recover_reply *reply, struct cox_arena *arena, const struct cox_error *error)
-{
-    CoxswainControl__Error *message = cox_arena_alloc(arena, sizeof *message);
-    if (!message)
-        return -ENOMEM;
-    coxswain_control__error__init(message);
-    SET(message, code, error->code);
-    message->text = cox_arena_strdup(arena, error->text);
-    reply->error = message;
-    return message->text ? 0 : -ENOMEM;
 }
 
 /* Returns 0 or -ENOMEM; the result is in the reply. */
@@ -97,11 +63,11 @@ static int command_run(const struct cox_control_source *source, const recover_re
         return -ENOMEM;
     int r = cox_recovery_command(source->phase.recovery, (enum cox_recover_command)request->command,
                                  deadline_ns, results, &error);
-    int status = r ? error_add(reply, arena, &error) : 0;
+    reply->error = r ? cox_control_reply_error(arena, error.code, error.text) : NULL;
     /* A refused command has asked no rank. */
-    for (uint32_t rank = 0; !status && r != COX_STATE && rank < rank_count; rank++)
-        status = result_add(reply, arena, rank, &results[rank]);
-    return status;
+    for (uint32_t rank = 0; r != COX_STATE && rank < rank_count; rank++)
+        result_add(reply, arena, rank, &results[rank]);
+    return 0;
 }
 
 /* Describes the rank's present state. */
@@ -135,12 +101,12 @@ static int restart_one(const struct cox_control_source *source, uint32_t rank, b
     bool replaced;
     int r =
         cox_recovery_restart(source->phase.recovery, rank, kill, deadline_ns, &replaced, &error);
-    int status = 0;
     if (r && !reply->error) /* the first failure is the reply's */
-        status = error_add(reply, arena, &error);
-    if (!status)
-        status = restart_result(source, rank, r, replaced, &result);
-    return status ? status : result_add(reply, arena, rank, &result);
+        reply->error = cox_control_reply_error(arena, error.code, error.text);
+    r = restart_result(source, rank, r, replaced, &result);
+    if (!r)
+        result_add(reply, arena, rank, &result);
+    return r;
 }
 
 static int restart_dead(const struct cox_control_source *source, uint64_t deadline_ns,
@@ -171,6 +137,8 @@ int cox_control_reply_recover(const struct cox_control_source *source,
 {
     uint32_t rank_count = cox_executor_rank_count(source->phase.executor);
     bool is_restart = request->command == COMMAND_RESTART;
+    if (!source->phase.recovery)
+        return cox_fail(err, COX_STATE, COX_CONTROL_INITIALIZING);
     if (!request->has_command || request->command > COMMAND_RESTART)
         return cox_fail(err, COX_INVALID, "no such recovery command: expected 0 to %d",
                         COMMAND_RESTART);
@@ -185,20 +153,18 @@ int cox_control_reply_recover(const struct cox_control_source *source,
     uint64_t timeout_ms = request->has_timeout_ms ? request->timeout_ms : TIMEOUT_MS_DEFAULT;
     uint64_t deadline_ns =
         cox_deadline_after_ms(timeout_ms < TIMEOUT_MS_MAX ? timeout_ms : TIMEOUT_MS_MAX);
-    recover_reply *reply;
-    int r = reply_new(source, arena, &reply);
-    if (r)
-        return r;
+    recover_reply *reply = cox_message_new(arena, &coxswain_control__recover_reply__descriptor);
+    if (!reply || !(reply->ranks = cox_arena_alloc(arena, rank_count * sizeof *reply->ranks)))
+        return -ENOMEM;
+    int r;
     if (!is_restart)
         r = command_run(source, request, deadline_ns, arena, reply);
     else if (request->has_rank)
         r = restart_one(source, request->rank, request->kill, deadline_ns, arena, reply);
     else
         r = restart_dead(source, deadline_ns, arena, reply);
-    if (r)
-        return r;
     reply->engine_state =
-        (char *)(uintptr_t)cox_engine_state_name(cox_executor_engine_state(source->phase.executor));
+        cox_message_lend(cox_engine_state_name(cox_executor_engine_state(source->phase.executor)));
     *ret_reply = reply;
-    return 0;
+    return r;
 }

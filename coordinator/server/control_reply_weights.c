@@ -3,45 +3,30 @@
 
 #include "proto/wire.h"
 #include "proto/control.pb-c.h"
+#include "proto/message.h"
 
 #include <inttypes.h>
 
 #define TIMEOUT_MS_DEFAULT 60000
 #define TIMEOUT_MS_MAX 3600000
 
-#define SET(message, field, value) ((message)->has_##field = true, (message)->field = (value))
+#define NO_WEIGHTS "every rank has loaded its own weights: the group shares none"
 
-int cox_control_reply_weights_status(const struct cox_control_source *source,
-                                     struct cox_arena *arena,
-                                     struct CoxswainControl__WeightsStatus **ret_status)
+CoxswainControl__WeightsStatus *cox_control_reply_weights_status(
+    const struct cox_control_source *source, struct cox_arena *arena)
 {
     struct cox_weights_status status = {0};
-    int r = source->hooks.weights->status(source->hooks.context, &status);
-    if (r)
-        return r;
-    CoxswainControl__WeightsStatus *message = cox_arena_alloc(arena, sizeof *message);
+    if (source->hooks.weights->status(source->hooks.context, &status))
+        return NULL;
+    CoxswainControl__WeightsStatus *message =
+        cox_message_new(arena, &coxswain_control__weights_status__descriptor);
     if (!message)
-        return -ENOMEM;
-    coxswain_control__weights_status__init(message);
-    SET(message, version, status.version);
-    SET(message, next, status.next);
-    SET(message, digest, status.digest);
-    SET(message, size, status.size);
-    *ret_status = message;
-    return 0;
-}
-
-static int error_add(CoxswainControl__WeightsReply *reply, struct cox_arena *arena,
-                     const struct cox_error *error)
-{
-    CoxswainControl__Error *message = cox_arena_alloc(arena, sizeof *message);
-    if (!message)
-        return -ENOMEM;
-    coxswain_control__error__init(message);
-    SET(message, code, error->code);
-    message->text = cox_arena_strdup(arena, error->text);
-    reply->error = message;
-    return message->text ? 0 : -ENOMEM;
+        return NULL;
+    COX_SET(message, version, status.version);
+    COX_SET(message, next, status.next);
+    COX_SET(message, digest, status.digest);
+    COX_SET(message, size, status.size);
+    return message;
 }
 
 int cox_control_reply_weights(const struct cox_control_source *source,
@@ -52,7 +37,11 @@ int cox_control_reply_weights(const struct cox_control_source *source,
 {
     struct cox_error error = {0};
     const uint64_t timeout_ms = request->has_timeout_ms ? request->timeout_ms : TIMEOUT_MS_DEFAULT;
+    struct cox_weights_status status;
     uint64_t version = 0;
+    if (!source->hooks.weights ||
+        source->hooks.weights->status(source->hooks.context, &status) == COX_UNSUPPORTED)
+        return cox_fail(err, COX_UNSUPPORTED, NO_WEIGHTS);
     if (!request->directory || request->directory[0] != '/')
         return cox_fail(err, COX_INVALID,
                         "the folder of the weights is '%.64s': expected an absolute path",
@@ -60,14 +49,16 @@ int cox_control_reply_weights(const struct cox_control_source *source,
     if (timeout_ms == 0 || timeout_ms > TIMEOUT_MS_MAX)
         return cox_fail(err, COX_INVALID, "a timeout of %" PRIu64 " ms: expected 1 to %d",
                         timeout_ms, TIMEOUT_MS_MAX);
-    CoxswainControl__WeightsReply *reply = cox_arena_alloc(arena, sizeof *reply);
+    CoxswainControl__WeightsReply *reply =
+        cox_message_new(arena, &coxswain_control__weights_reply__descriptor);
     if (!reply)
         return -ENOMEM;
-    coxswain_control__weights_reply__init(reply);
     int r = source->hooks.weights->replace(source->hooks.context, request->directory,
                                            cox_deadline_after_ms(timeout_ms), &version, &error);
     if (!r)
-        SET(reply, version, version);
+        COX_SET(reply, version, version);
+    else
+        reply->error = cox_control_reply_error(arena, error.code, error.text);
     *ret_reply = reply;
-    return r ? error_add(reply, arena, &error) : 0;
+    return 0;
 }

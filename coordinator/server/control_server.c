@@ -3,11 +3,11 @@
 #include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "channel/base/thread.h"
-#include "channel/recorder/recorder_layout.h"
 #include "channel/socket/closer.h"
 #include "channel/socket/socket.h"
 #include "coordinator/executor/core.h"
 #include "proto/control.pb-c.h"
+#include "proto/message.h"
 #include "proto/wire.h"
 #include "control_reply.h"
 #include "kv_reference.h"
@@ -30,7 +30,7 @@
 #define PENDING_MAX ((size_t)64 << 10)
 /* Of one request, unpacked: packed numbers grow fourfold. */
 #define REQUEST_ARENA_MAX ((size_t)96 << 20)
-#define REPLY_ARENA_MAX ((size_t)4 << 20)
+#define REPLY_ARENA_MAX ((size_t)16 << 20)
 /* Bytes of a connection that do not count: status and stop are served whatever others have. */
 #define MEMORY_FREE ((size_t)256 << 10)
 /* A larger request is unpacked while no other such one is, before its memory is known. */
@@ -41,20 +41,11 @@
 #define TEMPERATURE_MAX 100.0f
 #define HOLD_MS_MAX UINT64_C(3600000)
 #define PULL_MS_DEFAULT 10000
-/* How long a node may take to send the recorder of a rank. */
-#define RECORDER_MS 2000
-/* The stacks of 128 ranks take 24 s at most. */
-#define STACKS_MS 30000
 #define STARTING "the group is still being started"
-#define INITIALIZING "the group is still being initialized"
-#define NO_ADAPTERS "this group has no LoRA adapters: the program that serves it manages none"
-#define NO_WEIGHTS "every rank has loaded its own weights: the group shares none"
 
 /* The index of pulls that are requested by command; refused for prompts. */
 #define PULL_INDEX UINT64_MAX
 
-typedef CoxswainControl__ControlRequest control_request;
-typedef CoxswainControl__ControlReply control_reply;
 typedef CoxswainControl__CompleteRequest complete_request;
 
 struct connection {
@@ -146,14 +137,19 @@ static int reply_put(struct connection *c, const control_reply *reply)
     return cox_stream_put(&c->stream, &reply->base);
 }
 
+static CoxswainControl__Error error_of(int code, const char *text)
+{
+    CoxswainControl__Error error = COXSWAIN_CONTROL__ERROR__INIT;
+    COX_SET(&error, code, code);
+    error.text = cox_message_lend(text);
+    return error;
+}
+
 /* The connection ends with it. */
 static int error_put(struct connection *c, int code, const char *text)
 {
-    CoxswainControl__Error error = COXSWAIN_CONTROL__ERROR__INIT;
+    CoxswainControl__Error error = error_of(code, text);
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
-    error.has_code = true;
-    error.code = code;
-    error.text = (char *)(uintptr_t)text;
     reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ERROR;
     reply.error = &error;
     c->last = true;
@@ -177,12 +173,12 @@ static int item_put(struct connection *c, const struct cox_prompt_output *result
         [COX_FINISH_LENGTH] = COXSWAIN_CONTROL__FINISH__LENGTH,
         [COX_FINISH_ERROR] = COXSWAIN_CONTROL__FINISH__FAILED,
     };
-    CoxswainControl__Error error = COXSWAIN_CONTROL__ERROR__INIT;
+    CoxswainControl__Error error = error_of(result->error ? result->error->code : -ENOMEM,
+                                            result->error ? result->error->text : NULL);
     CoxswainControl__CompletionItem item = COXSWAIN_CONTROL__COMPLETION_ITEM__INIT;
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
-    item.has_index = item.has_finish = true;
-    item.index = result->index;
-    item.finish = finishes[result->finish];
+    COX_SET(&item, index, result->index);
+    COX_SET(&item, finish, finishes[result->finish]);
     item.tokens = result->tokens;
     item.n_tokens = result->token_count;
     CoxswainControl__KvReference hold;
@@ -191,12 +187,7 @@ static int item_put(struct connection *c, const struct cox_prompt_output *result
         item.hold = &hold;
     }
     item.has_recomputed = item.recomputed = result->recomputed;
-    if (result->finish == COX_FINISH_ERROR) {
-        error.has_code = true;
-        error.code = result->error ? result->error->code : -ENOMEM;
-        error.text = result->error ? result->error->text : NULL;
-        item.error = &error;
-    }
+    item.error = result->finish == COX_FINISH_ERROR ? &error : NULL;
     reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ITEM;
     reply.item = &item;
     return reply_put(c, &reply);
@@ -205,17 +196,12 @@ static int item_put(struct connection *c, const struct cox_prompt_output *result
 /* Reports that a prompt's source is no longer needed. */
 static int pulled_put(struct connection *c, const struct cox_prompt_output *result)
 {
-    CoxswainControl__Error error = COXSWAIN_CONTROL__ERROR__INIT;
+    CoxswainControl__Error error = error_of(result->error ? result->error->code : 0,
+                                            result->error ? result->error->text : NULL);
     CoxswainControl__PulledReply pulled = COXSWAIN_CONTROL__PULLED_REPLY__INIT;
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
-    pulled.has_index = true;
-    pulled.index = result->index;
-    if (result->error) {
-        error.has_code = true;
-        error.code = result->error->code;
-        error.text = result->error->text;
-        pulled.error = &error;
-    }
+    COX_SET(&pulled, index, result->index);
+    pulled.error = result->error ? &error : NULL;
     reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_PULLED;
     reply.pulled = &pulled;
     return reply_put(c, &reply);
@@ -223,152 +209,24 @@ static int pulled_put(struct connection *c, const struct cox_prompt_output *resu
 
 static int pull_put(struct connection *c, const struct cox_prompt_output *result)
 {
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {.size_max = REPLY_ARENA_MAX};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
-    int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
-    if (!r)
-        r = cox_control_reply_pull(result, &arena, &reply.pull);
     reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_PULL;
-    return r ? r : reply_put(c, &reply);
+    reply.pull = cox_control_reply_pull(result, &arena);
+    return arena.exhausted ? -ENOMEM : reply_put(c, &reply);
 }
 
-static int links_put(struct connection *c, const struct cox_control_source *source,
-                     const control_request *request)
+/* Carries the request out. This connection's thread alone waits. */
+static int made_put(struct connection *c, const struct cox_control_source *source,
+                    const control_request *request)
 {
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {.size_max = REPLY_ARENA_MAX};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
     struct cox_error error = {0};
-    int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
-    if (!r)
-        r = cox_control_reply_links(source, request, &arena, &reply, &error);
-    if (r && error.code)
-        return error_put(c, r, error.text);
-    return r ? r : reply_put(c, &reply);
-}
-
-static int status_put(struct connection *c, const struct cox_control_source *source)
-{
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
-    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
-    int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
-    if (!r)
-        r = cox_control_reply_status(source, &arena, &reply.status);
-    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_STATUS;
-    return r ? r : reply_put(c, &reply);
-}
-
-/* No rank is asked: its recorder is memory, here or on its node. */
-static int recorder_put(struct connection *c, const struct cox_control_source *source,
-                        const CoxswainControl__RecorderRequest *request)
-{
-    struct cox_executor *executor = source->phase.executor;
-    const uint32_t rank = request->has_rank ? request->rank : COX_RECORDER_COORDINATOR;
-    CoxswainControl__RecorderReply recorder = COXSWAIN_CONTROL__RECORDER_REPLY__INIT;
-    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
-    if (request->has_rank && rank >= cox_executor_rank_count(executor))
-        return error_put(c, COX_INVALID, "the group has no such rank");
-    recorder.copy.len = cox_recorder_block_size(!request->has_rank);
-    _cox_cleanup_(cox_free_ptr) uint8_t *copy = malloc(recorder.copy.len);
-    if (!copy)
-        return -ENOMEM;
-    struct cox_error why = {0};
-    CoxswainControl__Error error = COXSWAIN_CONTROL__ERROR__INIT;
-    const int r =
-        cox_executor_recorder(executor, rank, copy, cox_deadline_after_ms(RECORDER_MS), &why);
-    recorder.copy.data = copy;
-    recorder.has_copy = r == 0;
-    if (r && r != COX_NOT_FOUND) {
-        error.has_code = 1;
-        error.code = r;
-        error.text = why.text;
-        recorder.error = &error;
-    }
-    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_RECORDER;
-    reply.recorder = &recorder;
-    return reply_put(c, &reply);
-}
-
-/* No rank takes part, so it works while all of them are stuck. This thread alone waits. */
-static int stacks_put(struct connection *c, const struct cox_control_source *source,
-                      const CoxswainControl__StacksRequest *request)
-{
-    struct cox_executor *executor = source->phase.executor;
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
-    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
-    struct cox_rank_set asked = {{0}};
-    struct cox_stacks *stacks = NULL;
-    if (request->has_rank && request->rank >= cox_executor_rank_count(executor))
-        return error_put(c, COX_INVALID, "the group has no such rank");
-    if (request->has_rank)
-        cox_rank_set_add(&asked, request->rank);
-    int r = cox_executor_stacks(executor, request->has_rank ? &asked : NULL,
-                                cox_deadline_after_ms(STACKS_MS), &stacks);
+    int r = cox_control_reply_make(source, request, &arena, &reply, &error);
     if (r)
-        return r == COX_TIMEOUT ? error_put(c, r, "other commands read the stacks all the time")
-                                : r;
-    r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
-    if (!r)
-        r = cox_control_reply_stacks(stacks, &arena, &reply.stacks);
-    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_STACKS;
-    if (!r)
-        r = reply_put(c, &reply);
-    cox_stacks_free(stacks);
-    return r;
-}
-
-static int recover_put(struct connection *c, const struct cox_control_source *source,
-                       const CoxswainControl__RecoverRequest *request)
-{
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
-    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
-    struct cox_error error = {0};
-    if (!source->phase.recovery)
-        return error_put(c, COX_STATE, INITIALIZING);
-    int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
-    if (!r)
-        r = cox_control_reply_recover(source, request, &arena, &reply.recover, &error);
-    if (r == COX_INVALID)
-        return error_put(c, r, error.text);
-    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_RECOVER;
-    return r ? r : reply_put(c, &reply);
-}
-
-static int lora_put(struct connection *c, const struct cox_control_source *source,
-                    const CoxswainControl__LoraRequest *request)
-{
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
-    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
-    struct cox_error error = {0};
-    if (!source->hooks.lora)
-        return error_put(c, COX_UNSUPPORTED, NO_ADAPTERS);
-    if (!source->phase.recovery)
-        return error_put(c, COX_STATE, INITIALIZING);
-    int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
-    if (!r)
-        r = cox_control_reply_lora(source, request, &arena, &reply.lora, &error);
-    if (r == COX_INVALID)
-        return error_put(c, r, error.text);
-    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_LORA;
-    return r ? r : reply_put(c, &reply);
-}
-
-static int weights_put(struct connection *c, const struct cox_control_source *source,
-                       const CoxswainControl__WeightsRequest *request)
-{
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
-    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
-    struct cox_error error = {0};
-    struct cox_weights_status status;
-    if (!source->hooks.weights ||
-        source->hooks.weights->status(source->hooks.context, &status) == COX_UNSUPPORTED)
-        return error_put(c, COX_UNSUPPORTED, NO_WEIGHTS);
-    int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
-    if (!r)
-        r = cox_control_reply_weights(source, request, &arena, &reply.weights, &error);
-    if (r == COX_INVALID)
-        return error_put(c, r, error.text);
-    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_WEIGHTS;
-    return r ? r : reply_put(c, &reply);
+        return error.code ? error_put(c, r, error.text) : r;
+    return arena.exhausted ? -ENOMEM : reply_put(c, &reply);
 }
 
 /* ---- prompts ---- */
@@ -771,22 +629,22 @@ static int order_serve(struct connection *c, const struct cox_control_source *so
 {
     if (!orders_enter(c->service))
         return error_put(c, COX_FULL, "too many orders are under way: try again later");
-    int r;
-    switch (request->request_case) {
-    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECOVER:
-        r = recover_put(c, source, request->recover);
-        break;
-    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LORA:
-        r = lora_put(c, source, request->lora);
-        break;
-    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_WEIGHTS:
-        r = weights_put(c, source, request->weights);
-        break;
-    default:
-        r = links_put(c, source, request);
-    }
+    int r = made_put(c, source, request);
     orders_leave(c->service);
     return r;
+}
+
+static int release_serve(struct connection *c, const CoxswainControl__ReleaseRequest *release)
+{
+    bool holds = c->client && c->prompt_hooks->release;
+    int r = 0;
+    for (size_t i = 0; !r && holds && i < release->n_holds; i++)
+        if (release->holds[i] > 0)
+            r = c->prompt_hooks->release(c->client, release->holds[i]);
+    return r ? error_put(c, r,
+                         r == COX_FULL ? "more holds are to be released than there can be"
+                                       : cox_status_text(r))
+             : 0;
 }
 
 static int request_serve(struct connection *c, const control_request *request)
@@ -810,11 +668,10 @@ static int request_serve(struct connection *c, const control_request *request)
         return error_put(c, COX_STATE, source.phase.refusal);
     switch (request->request_case) {
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STATUS:
-        return status_put(c, &source);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECORDER:
-        return recorder_put(c, &source, request->recorder);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STACKS:
-        return stacks_put(c, &source, request->stacks);
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_KV_INFO:
+        return made_put(c, &source, request);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_COMPLETE:
         return complete_take(c, &source, request->complete);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_CANCEL:
@@ -828,21 +685,10 @@ static int request_serve(struct connection *c, const control_request *request)
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK_STATUS:
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_ROLE:
         return order_serve(c, &source, request);
-    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_KV_INFO:
-        return links_put(c, &source, request);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_PULL:
         return pull_take(c, &source, request->pull);
-    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RELEASE: {
-        int r = 0;
-        bool holds = c->client && c->prompt_hooks->release;
-        for (size_t i = 0; !r && holds && i < request->release->n_holds; i++)
-            if (request->release->holds[i] > 0)
-                r = c->prompt_hooks->release(c->client, request->release->holds[i]);
-        return r ? error_put(c, r,
-                             r == COX_FULL ? "more holds are to be released than there can be"
-                                           : cox_status_text(r))
-                 : 0;
-    }
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RELEASE:
+        return release_serve(c, request->release);
     default:
         return error_put(
             c, COX_UNSUPPORTED,

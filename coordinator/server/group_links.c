@@ -70,10 +70,7 @@ static void info_free(RemoteInfo *info)
         coxswain__remote_info__free_unpacked(info, NULL);
 }
 
-static void info_freep(RemoteInfo **info)
-{
-    info_free(*info);
-}
+COX_DEFINE_FREEP(RemoteInfo, info_free);
 
 int cox_group_links_new(struct cox_executor *executor, const struct cox_log *log,
                         struct cox_group_links **ret_links, struct cox_error *err)
@@ -109,11 +106,6 @@ struct cox_group_links *cox_group_links_free(struct cox_group_links *links)
         free(links);
     }
     return NULL;
-}
-
-void cox_group_links_freep(struct cox_group_links **links)
-{
-    cox_group_links_free(*links);
 }
 
 /* ---- what another group says of itself ---- */
@@ -243,9 +235,8 @@ static int link_send(const struct cox_group_links *links, RemoteInfo *remote, ui
                      struct cox_error *err)
 {
     LinkInfo info = COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
-    info.has_pd_role = info.has_link_num = true;
-    info.pd_role = (Coxswain__PDRole)links->role;
-    info.link_num = 1;
+    COX_SET(&info, pd_role, (Coxswain__PDRole)links->role);
+    COX_SET(&info, link_num, 1);
     info.link_info = &remote;
     info.n_link_info = 1;
     return info_send(links, &info, deadline_ns, err);
@@ -340,14 +331,13 @@ int cox_group_links_unlink(struct cox_group_links *links, const char *cluster_id
     host.cluster_id = (char *)(uintptr_t)cluster_id;
     remote.host_info = &hosts;
     remote.n_host_info = 1;
-    info.has_pd_role = info.has_unlink_num = true;
-    info.unlink_num = 1;
+    COX_SET(&info, unlink_num, 1);
     info.unlink_info = &remotes;
     info.n_unlink_info = 1;
     int r = order_enter(links, deadline_ns, err);
     if (r)
         return r;
-    info.pd_role = (Coxswain__PDRole)links->role;
+    COX_SET(&info, pd_role, (Coxswain__PDRole)links->role);
     r = is_known(links, cluster_id)
             ? info_send(links, &info, deadline_ns, err)
             : cox_fail(err, COX_NOT_FOUND, "the group '%s' is not linked with '%.128s'",

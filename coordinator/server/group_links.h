@@ -15,6 +15,8 @@
 #ifndef COX_COORDINATOR_GROUP_LINKS_H
 #define COX_COORDINATOR_GROUP_LINKS_H
 
+#include "channel/base/idioms.h"
+
 #include <coxswain/requests.h>
 
 struct cox_group_links;
@@ -33,7 +35,7 @@ int cox_role_parse(const char *text, enum cox_role *ret_role, struct cox_error *
 int cox_group_links_new(struct cox_executor *executor, const struct cox_log *log,
                         struct cox_group_links **ret_links, struct cox_error *err);
 struct cox_group_links *cox_group_links_free(struct cox_group_links *links); /* NULL-safe */
-void cox_group_links_freep(struct cox_group_links **links);                  /* for _cox_cleanup_ */
+COX_DEFINE_FREEP(struct cox_group_links, cox_group_links_free);
 
 /* bytes: RemoteInfo of the other group, from another process, so checked. Sends the ranks the link
  * request; its progress is in the status. A link of the same group replaces the previous one.

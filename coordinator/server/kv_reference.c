@@ -1,7 +1,9 @@
 #include "kv_reference.h"
 
+#include "channel/base/idioms.h"
 #include "channel/shm/geometry.h"
 #include "proto/control.pb-c.h"
+#include "server_internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -9,6 +11,14 @@
 
 /* The limit for one sequence; no cache has as many. */
 #define BLOCK_COUNT_MAX (UINT32_C(1) << 24)
+
+const char *cox_pull_state_name(enum cox_pull_state state)
+{
+    static const char *const names[COX_PULL_STATE_COUNT] = {
+        "queued", "sent", "success", "failed", "timeout", "peer dead", "cancelled",
+    };
+    return (size_t)state < COX_PULL_STATE_COUNT ? names[state] : "unknown";
+}
 
 struct cox_kv_reference *cox_kv_reference_dup(const struct cox_kv_reference *reference)
 {
@@ -62,10 +72,9 @@ void cox_kv_reference_write(const struct cox_kv_reference *reference,
 {
     coxswain_control__kv_reference__init(message);
     message->cluster_id = (char *)(uintptr_t)reference->cluster_id;
-    message->has_epoch = message->has_sequence = message->has_lease_ns = true;
-    message->epoch = reference->epoch;
-    message->sequence = reference->sequence;
-    message->lease_ns = reference->lease_ns;
+    COX_SET(message, epoch, reference->epoch);
+    COX_SET(message, sequence, reference->sequence);
+    COX_SET(message, lease_ns, reference->lease_ns);
     message->blocks = (int32_t *)(uintptr_t)reference->blocks;
     message->n_blocks = reference->block_count;
 }

@@ -33,7 +33,7 @@ EXEMPT = {
     ("channel/socket/hello.c", "attach != COX_ATTACH_NAMED && attach != COX_ATTACH_SEALED"): WIRE,
     ("nodes/lead/lead_hello.c", "COX_SET(&welcome, sealed, "): WIRE,
     ("nodes/agent/agent.c", "attach = welcome->sealed ? "): WIRE,
-    ("coordinator/server/control_reply.c", "SET(reply, legacy, status.legacy);"): WIRE,
+    ("coordinator/server/control_reply.c", "COX_SET(reply, legacy, status->legacy);"): WIRE,
     ("coordinator/executor/status.c", ".legacy = !executor->geometry.mode->limits.extensions"): SHOWN,
     ("program/command/status_command.c", 'status->legacy ? " (legacy workers)"'): SHOWN,
     ("coordinator/executor/executor.c", ".legacy_workers = options->workers.legacy"): OPTION,
