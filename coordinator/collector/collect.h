@@ -328,19 +328,19 @@ void cox_collector_commit(struct cox_collector *collector, const struct cox_entr
                           size_t length);
 /* After begin, instead: the frame stays free. */
 void cox_collector_abort(struct cox_collector *collector);
-/* Under submit_lock, after begin: the frame's memory for a large request, with room for size bytes.
- * Returns as cox_large_payload_reserve. */
-int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequence, uint64_t size,
+/* What memory for a large request is to have in it. All NULL: nothing yet. */
+struct cox_block_content {
+    /* that has it, as of cox_large_payload_adopt; its reference ends as release_blocks says, or with
+     * the collector */
+    struct cox_payload_memory *memory;
+    /* parts that nobody writes to any more */
+    const struct iovec *parts;
+};
+/* Under submit_lock, after begin: the frame's memory for a large request of size bytes, with that
+ * content. Returns as cox_large_payload_reserve, _fill or _adopt. */
+int cox_collector_prepare_block(struct cox_collector *collector, uint64_t sequence,
+                                const struct cox_block_content *content, uint64_t size,
                                 struct cox_large_payload **ret_block, struct cox_error *err);
-/* The same, with these parts of `size` bytes in it, which nobody writes to any more. */
-int cox_collector_fill_block(struct cox_collector *collector, uint64_t sequence,
-                             const struct iovec *parts, uint64_t size,
-                             struct cox_large_payload **ret_block, struct cox_error *err);
-/* The same, of memory that has them: as cox_large_payload_adopt. Its reference ends as
- * release_blocks says, or with the collector. */
-int cox_collector_adopt_block(struct cox_collector *collector, uint64_t sequence,
-                              struct cox_payload_memory *memory, uint64_t size,
-                              struct cox_large_payload **ret_block, struct cox_error *err);
 /* Releases the memory of large requests that have ended, and whose frame every asked rank has
  * returned, or is dead. Takes the lock, if there is any. Idempotent. Called before every submit,
  * and by the gathering thread in every slice until all are released. */

@@ -28,41 +28,24 @@ static void collector_use_again(struct cox_collector *collector, struct cox_requ
     pthread_mutex_unlock(&collector->lock);
 }
 
-int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequence, uint64_t size,
+int cox_collector_prepare_block(struct cox_collector *collector, uint64_t sequence,
+                                const struct cox_block_content *content, uint64_t size,
                                 struct cox_large_payload **ret_block, struct cox_error *err)
 {
-    struct cox_blocks_choice *blocks = collector->blocks;
+    struct cox_large_payload_sender *sender = &collector->blocks->sender;
+    const char *socket_path = collector->blocks->reply_limits.socket_path;
     struct cox_request_buffer *behind = collector_request_buffer(collector, sequence);
-    collector_use_again(collector, behind, size);
-    behind->sequence = sequence;
-    int r = cox_large_payload_reserve(&blocks->sender, blocks->reply_limits.socket_path, size,
-                                      &behind->block, err);
-    if (r == 0)
-        *ret_block = &behind->block;
-    return r;
-}
-
-int cox_collector_fill_block(struct cox_collector *collector, uint64_t sequence,
-                             const struct iovec *parts, uint64_t size,
-                             struct cox_large_payload **ret_block, struct cox_error *err)
-{
-    struct cox_blocks_choice *blocks = collector->blocks;
-    struct cox_request_buffer *behind = collector_request_buffer(collector, sequence);
-    int r = cox_large_payload_fill(&blocks->sender, blocks->reply_limits.socket_path, parts, size,
-                                   &behind->block, err);
-    if (r == 0)
-        *ret_block = &behind->block;
-    return r;
-}
-
-int cox_collector_adopt_block(struct cox_collector *collector, uint64_t sequence,
-                              struct cox_payload_memory *memory, uint64_t size,
-                              struct cox_large_payload **ret_block, struct cox_error *err)
-{
-    struct cox_blocks_choice *blocks = collector->blocks;
-    struct cox_request_buffer *behind = collector_request_buffer(collector, sequence);
-    int r = cox_large_payload_adopt(&blocks->sender, blocks->reply_limits.socket_path, memory, size,
-                                    &behind->block, err);
+    int r;
+    if (content->memory) {
+        r = cox_large_payload_adopt(sender, socket_path, content->memory, size, &behind->block,
+                                    err);
+    } else if (content->parts) {
+        r = cox_large_payload_fill(sender, socket_path, content->parts, size, &behind->block, err);
+    } else {
+        collector_use_again(collector, behind, size);
+        behind->sequence = sequence;
+        r = cox_large_payload_reserve(sender, socket_path, size, &behind->block, err);
+    }
     if (r == 0)
         *ret_block = &behind->block;
     return r;

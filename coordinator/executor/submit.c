@@ -57,16 +57,15 @@ static int block_write(struct cox_collector *collector, const struct cox_payload
                        uint64_t sequence, size_t size, struct cox_large_payload **ret_block,
                        size_t *ret_packed, struct cox_error *err)
 {
-    *ret_packed = size;
-    if (payload->memory)
-        return cox_collector_adopt_block(collector, sequence, payload->memory, size, ret_block,
-                                         err);
     const struct iovec whole = {(void *)(uintptr_t)payload->bytes, size};
     const struct iovec *parts = payload->bytes ? &whole : payload->parts;
-    if (parts && size > COX_LARGE_PAYLOAD_KEEP_SIZE)
-        return cox_collector_fill_block(collector, sequence, parts, size, ret_block, err);
-    int r = cox_collector_reserve_block(collector, sequence, size, ret_block, err);
-    if (r)
+    const struct cox_block_content content = {
+        .memory = payload->memory,
+        .parts = size > COX_LARGE_PAYLOAD_KEEP_SIZE ? parts : NULL,
+    };
+    *ret_packed = size;
+    int r = cox_collector_prepare_block(collector, sequence, &content, size, ret_block, err);
+    if (r || content.memory || content.parts)
         return r;
     r = payload_pack(payload, (*ret_block)->region.base, (*ret_block)->region.size, ret_packed,
                      NULL);
@@ -132,8 +131,7 @@ static int payload_pack_block(struct cox_collector *collector, const struct cox_
     cox_large_payload_ref_fill(&reference, &ref);
     outer.bulk = &reference;
     if (payload->packed) {
-        outer.has_execute_type = 1;
-        outer.execute_type = entry->type;
+        COX_SET(&outer, execute_type, entry->type);
     } else if (payload->request) {
         outer.has_execute_type = payload->request->has_execute_type;
         outer.execute_type = payload->request->execute_type;

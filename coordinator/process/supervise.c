@@ -335,26 +335,33 @@ int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uin
     return r;
 }
 
+/* Takes the vacant slot, and *fd. node: "": it is on this machine. The lock is held. */
+static int child_register(struct cox_child *child, const char *node, pid_t pid, int *fd)
+{
+    if (cox_child_is_dead(child))
+        return COX_STATE; /* its lines and its memory are the dead one's until it is released */
+    if (cox_rank_stage_of(child->record) != COX_STAGE_VACANT)
+        return COX_TAKEN;
+    child->pidfd = cox_steal_fd(fd);
+    snprintf(child->node, sizeof child->node, "%s", node);
+    child->remote_how = (struct cox_exit){0};
+    child->remote_end[0] = '\0';
+    cox_rank_set_pid(child->record, pid);
+    child->ended = child->left_alive = false;
+    cox_child_await(child);
+    cox_rank_move(child->record, COX_STAGE_STARTING);
+    return 0;
+}
+
 int cox_supervisor_register(struct cox_supervisor *s, uint32_t rank, pid_t pid, uint64_t start)
 {
     COX_ASSERT(s->external);
-    struct cox_child *child = child_of(s, rank);
     _cox_cleanup_(cox_peer_close) struct cox_peer peer = COX_PEER_NONE;
     int r = cox_peer_open(pid, start, &peer);
     if (r)
         return r;
     pthread_mutex_lock(&s->lock);
-    if (cox_child_is_dead(child)) {
-        r = COX_STATE; /* its lines and its memory are the dead one's until the slot is released */
-    } else if (cox_rank_stage_of(child->record) != COX_STAGE_VACANT) {
-        r = COX_TAKEN;
-    } else {
-        child->pidfd = cox_steal_fd(&peer.pidfd);
-        cox_rank_set_pid(child->record, pid);
-        child->ended = child->left_alive = false;
-        cox_child_await(child);
-        cox_rank_move(child->record, COX_STAGE_STARTING);
-    }
+    r = child_register(child_of(s, rank), "", pid, &peer.pidfd);
     pthread_mutex_unlock(&s->lock);
     if (r == 0)
         supervisor_wake(s);
@@ -365,24 +372,9 @@ int cox_supervisor_register_remote(struct cox_supervisor *s, uint32_t rank, cons
                                    pid_t pid, int end_fd)
 {
     COX_ASSERT(s->external);
-    struct cox_child *child = child_of(s, rank);
     _cox_cleanup_(cox_close_fd) int fd = end_fd;
-    int r = 0;
     pthread_mutex_lock(&s->lock);
-    if (cox_child_is_dead(child)) {
-        r = COX_STATE; /* as in register */
-    } else if (cox_rank_stage_of(child->record) != COX_STAGE_VACANT) {
-        r = COX_TAKEN;
-    } else {
-        child->pidfd = cox_steal_fd(&fd);
-        snprintf(child->node, sizeof child->node, "%s", node);
-        child->remote_how = (struct cox_exit){0};
-        child->remote_end[0] = '\0';
-        cox_rank_set_pid(child->record, pid);
-        child->ended = child->left_alive = false;
-        cox_child_await(child);
-        cox_rank_move(child->record, COX_STAGE_STARTING);
-    }
+    int r = child_register(child_of(s, rank), node, pid, &fd);
     pthread_mutex_unlock(&s->lock);
     if (r == 0)
         supervisor_wake(s);
