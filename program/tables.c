@@ -63,44 +63,42 @@ static void offer_value(const struct completion *completion, const char *placeho
 
 /* ---- options ---- */
 
-typedef bool (*visit_fn)(void *context, const struct argp_option *option);
+typedef bool (*visit_fn)(void *context, const struct cox_option *option);
 
 /* Until visit returns true; returns that option. */
-static const struct argp_option *options_visit(const struct cox_command *command, visit_fn visit,
-                                               void *context)
+static const struct cox_option *options_visit(const struct cox_command *command, visit_fn visit,
+                                              void *context)
 {
     for (size_t i = 0; i < COX_COMMAND_GROUP_COUNT_MAX && command->groups[i].group; i++) {
-        const struct argp_option *option = command->groups[i].group->options;
-        for (; option->name || option->key; option++)
+        const struct cox_option *option = command->groups[i].group->options;
+        for (; option->name; option++)
             if (visit(context, option))
                 return option;
     }
     return NULL;
 }
 
-static bool option_is(void *context, const struct argp_option *option)
+static bool option_is(void *context, const struct cox_option *option)
 {
     const char *word = context;
     if (word[0] == '-' && word[1] == '-')
-        return option->name && strcmp(word + 2, option->name) == 0;
-    return word[0] == '-' && word[1] == option->key && word[2] == '\0';
+        return strcmp(word + 2, option->name) == 0;
+    return word[0] == '-' && option->letter && word[1] == option->letter && word[2] == '\0';
 }
 
-static bool option_offer(void *context, const struct argp_option *option)
+static bool option_offer(void *context, const struct cox_option *option)
 {
     char text[TEXT_SIZE];
-    if (option->name) {
-        snprintf(text, sizeof text, "--%s", option->name);
-        offer(context, text, option->doc);
-    }
+    snprintf(text, sizeof text, "--%s", option->name);
+    offer(context, text, option->text);
     return false;
 }
 
-static const struct argp_option *option_with_value(const struct cox_command *command, char *word)
+static const struct cox_option *option_with_value(const struct cox_command *command, char *word)
 {
-    const struct argp_option *option =
+    const struct cox_option *option =
         word[0] == '-' ? options_visit(command, option_is, word) : NULL;
-    return option && option->arg ? option : NULL;
+    return option && option->value ? option : NULL;
 }
 
 /* ---- arguments ---- */
@@ -146,9 +144,9 @@ static void command_complete(const struct cox_command *command, int count, char 
             puts(":files"); /* a command of its own, whose arguments are not known here */
             return;
         }
-        const struct argp_option *option = option_with_value(command, words[i]);
+        const struct cox_option *option = option_with_value(command, words[i]);
         if (option && i == count - 2) {
-            offer_value(&completion, option->arg);
+            offer_value(&completion, option->value);
             return;
         }
         if (option)
@@ -189,12 +187,12 @@ static json_t *text_or_null(const char *text)
     return text ? json_string(text) : json_null();
 }
 
-static json_t *option_json(const struct argp_option *option)
+static json_t *option_json(const struct cox_option *option)
 {
-    char letter[2] = {option->key > 0 && option->key < 128 ? (char)option->key : '\0', '\0'};
+    const char letter[2] = {option->letter, '\0'};
     return json_pack("{s:o, s:o, s:o, s:o}", "name", text_or_null(option->name), "letter",
-                     text_or_null(letter[0] ? letter : NULL), "value", text_or_null(option->arg),
-                     "text", text_or_null(option->doc));
+                     text_or_null(letter[0] ? letter : NULL), "value", text_or_null(option->value),
+                     "text", text_or_null(option->text));
 }
 
 static json_t *groups_json(const struct cox_command *command)
@@ -203,8 +201,7 @@ static json_t *groups_json(const struct cox_command *command)
     for (size_t i = 0; i < COX_COMMAND_GROUP_COUNT_MAX && command->groups[i].group; i++) {
         const struct cox_option_group *group = command->groups[i].group;
         json_t *options = json_array();
-        for (const struct argp_option *option = group->options; option->name || option->key;
-             option++)
+        for (const struct cox_option *option = group->options; option->name; option++)
             json_array_append_new(options, option_json(option));
         json_array_append_new(groups, json_pack("{s:o, s:o}", "title", text_or_null(group->title),
                                                 "options", options));

@@ -36,9 +36,9 @@ static bool choice_has(const struct cox_adapter_choice *choice, const char *name
     return false;
 }
 
-int cox_adapter_choice_take(struct cox_adapter_choice *choice, const char *text,
-                            struct cox_error *err)
+int cox_adapter_choice_take(void *member, const char *text, struct cox_error *err)
 {
+    struct cox_adapter_choice *choice = member;
     const char *equals = strchr(text, '=');
     if (!equals || equals == text || !equals[1])
         return cox_fail(err, COX_INVALID, "--adapter is '%.64s': expected NAME=DIR", text);

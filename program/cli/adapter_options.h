@@ -23,10 +23,9 @@ struct cox_adapter_choice {
 };
 
 void cox_adapter_choice_deinit(struct cox_adapter_choice *choice); /* idempotent; zeroed is fine */
-/* Takes one NAME=DIR. Returns 0; COX_INVALID: not of this form, a second one of the same name, or
- * too many; COX_NOT_FOUND: no such folder; -ENOMEM. */
-int cox_adapter_choice_take(struct cox_adapter_choice *choice, const char *text,
-                            struct cox_error *err);
+/* Takes one NAME=DIR into a struct cox_adapter_choice. Returns 0; COX_INVALID: not of this form, a
+ * second one of the same name, or too many; COX_NOT_FOUND: no such folder; -ENOMEM. */
+int cox_adapter_choice_take(void *choice, const char *text, struct cox_error *err);
 /* The absolute path of a folder, for another process, in memory that the caller frees. Returns as
  * take. */
 int cox_adapter_path(const char *text, char **ret_path, struct cox_error *err);

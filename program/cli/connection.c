@@ -6,31 +6,6 @@
 
 #include <string.h>
 
-enum {
-    KEY_NAME = COX_OPTION_KEY(0),
-    KEY_SOCKET,
-    KEY_TIMEOUT,
-    KEY_JSON,
-};
-
-static int take(void *choice, int key, const char *value, struct cox_error *err)
-{
-    struct cox_connection *connection = choice;
-    switch (key) {
-    case KEY_NAME:
-        connection->name = value;
-        return cox_name_check(value, err);
-    case KEY_SOCKET:
-        connection->control_socket = value;
-        return 0;
-    case KEY_TIMEOUT:
-        return cox_parse_seconds("--timeout", value, &connection->timeout_ms, err);
-    default: /* KEY_JSON */
-        connection->json = true;
-        return 0;
-    }
-}
-
 static int check(const void *choice, struct cox_error *err)
 {
     const struct cox_connection *connection = choice;
@@ -39,20 +14,21 @@ static int check(const void *choice, struct cox_error *err)
                : 0;
 }
 
-static const struct argp_option options[] = {
-    {"name", KEY_NAME, "NAME", 0,
-     "name of the group, as NAME behind all arguments (default: the only one that is alive)", 0},
-    {"socket", KEY_SOCKET, "PATH", 0,
+static const struct cox_option options[] = {
+    {"name", "NAME",
+     "name of the group, as NAME behind all arguments (default: the only one that is alive)",
+     COX_NAME(struct cox_connection, name)},
+    {"socket", "PATH",
      "the same by its control socket, as `coxswain run` prints it; root may name that of another "
      "user's group",
-     0},
-    {"timeout", KEY_TIMEOUT, "SEC", 0, "give up after this time", 0},
-    {"json", KEY_JSON, NULL, 0, "print the reply as one JSON object", 0},
+     COX_TEXT(struct cox_connection, control_socket)},
+    {"timeout", "SEC", "give up after this time", COX_SECONDS(struct cox_connection, timeout_ms)},
+    {"json", NULL, "print the reply as one JSON object", COX_FLAG(struct cox_connection, json)},
     {0},
 };
 
 const struct cox_option_group cox_connection_options = {
-    .title = "The group:", .options = options, .take = take, .check = check};
+    .title = "The group:", .options = options, .check = check};
 
 int cox_connection_words(void *choice, int count, char *const *words, struct cox_error *err)
 {

@@ -242,6 +242,15 @@ void cox_console_set_format(enum cox_log_format format)
     log_priority = stderr_is_journal();
 }
 
+int cox_console_take_format(void *member, const char *text, struct cox_error *err)
+{
+    enum cox_log_format *format = member;
+    int r = cox_log_format_parse(text, format, err);
+    if (r == 0)
+        cox_console_set_format(*format);
+    return r;
+}
+
 static void say(int level, const char *format, va_list args)
 {
     _cox_cleanup_(cox_free_ptr) char *text = NULL, *visible = NULL;

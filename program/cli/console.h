@@ -25,6 +25,8 @@ bool cox_console_flush(uint64_t deadline_ns);
 /* How lines look from now on; before, and without a call, they are plain. Called before start. If
  * standard error is systemd's journal (JOURNAL_STREAM), each line begins with its level. */
 void cox_console_set_format(enum cox_log_format format);
+/* Takes --log-format into an enum cox_log_format, which is set, too. Returns 0, or COX_INVALID. */
+int cox_console_take_format(void *format, const char *text, struct cox_error *err);
 
 /* "coxswain: TEXT", with level 5, as in syslog(3), or another one. */
 void cox_console_say(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -12,68 +12,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define SECONDS_MAX 1e6
-#define SIZE_MAX_BYTES (UINT64_C(1) << 40)
 #define RESTART_MAX_MAX 1000000
 
 /* ---- values ---- */
 
-int cox_parse_number(const char *what, const char *text, uint64_t min, uint64_t max,
-                     uint64_t *ret_number, struct cox_error *err)
-{
-    char *end;
-    errno = 0;
-    unsigned long long number = strtoull(text, &end, 10);
-    /* strtoull skips blanks and accepts a minus sign. */
-    if (!isdigit((unsigned char)text[0]) || *end || errno || number < min || number > max)
-        return cox_fail(err, COX_INVALID, "%s is '%.64s': expected %" PRIu64 " to %" PRIu64, what,
-                        text, min, max);
-    *ret_number = number;
-    return 0;
-}
-
-int cox_parse_real(const char *what, const char *text, double min, double max, double *ret_number,
-                   struct cox_error *err)
-{
-    char *end;
-    double number = strtod(text, &end);
-    if (end == text || *end || isspace((unsigned char)text[0]) || !(number >= min && number <= max))
-        return cox_fail(err, COX_INVALID, "%s is '%.64s': expected a number from %g to %g", what,
-                        text, min, max);
-    *ret_number = number;
-    return 0;
-}
-
-int cox_parse_seconds(const char *what, const char *text, uint64_t *ret_ms, struct cox_error *err)
-{
-    double seconds;
-    int r = cox_parse_real(what, text, 0.001, SECONDS_MAX, &seconds, err);
-    if (!r)
-        *ret_ms = (uint64_t)llround(seconds * 1000);
-    return r;
-}
-
-int cox_parse_size(const char *what, const char *text, uint64_t *ret_size, struct cox_error *err)
-{
-    static const char units[] = "KMG";
-    char *end;
-    errno = 0;
-    unsigned long long number = strtoull(text, &end, 10);
-    const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
-    int shift = unit ? 10 * (int)(unit - units + 1) : 0;
-    if (!isdigit((unsigned char)text[0]) || errno || (*end && (!unit || end[1])) || number == 0 ||
-        number > SIZE_MAX_BYTES >> shift)
-        return cox_fail(
-            err, COX_INVALID,
-            "%s is '%.64s': expected a number of bytes above 0, with K, M or G behind it or nothing",
-            what, text);
-    *ret_size = (uint64_t)number << shift;
-    return 0;
-}
-
 /* "execute.request=16M", "execute.reply=1M", "large-payload=0" */
-static int take_size(struct cox_group_choice *options, const char *text, struct cox_error *err)
+static int take_size(void *choice, const char *text, struct cox_error *err)
 {
+    struct cox_group_choice *options = choice;
     const char *equals = strchrnul(text, '=');
     char what[64], name[64];
     snprintf(what, sizeof what, "%.*s", (int)(equals - text), text);
@@ -100,8 +46,9 @@ static int take_size(struct cox_group_choice *options, const char *text, struct 
 }
 
 /* "DIR" or "DIR,contents" */
-static int take_crash_dir(struct cox_group_choice *options, const char *text, struct cox_error *err)
+static int take_crash_dir(void *choice, const char *text, struct cox_error *err)
 {
+    struct cox_group_choice *options = choice;
     static const char contents[] = ",contents";
     size_t length = strlen(text);
     options->crash_contents = length >= sizeof contents - 1 &&
@@ -120,9 +67,9 @@ static int take_crash_dir(struct cox_group_choice *options, const char *text, st
 }
 
 /* "restart", or with the limit of deaths "restart,5/60" */
-static int parse_on_death(const char *text, struct cox_restart_policy *options,
-                          struct cox_error *err)
+static int take_on_death(void *policy_member, const char *text, struct cox_error *err)
 {
+    struct cox_restart_policy *options = policy_member;
     const char *comma = strchrnul(text, ','), *slash = strchr(comma, '/');
     const size_t length = (size_t)(comma - text);
     uint32_t policy = 0;
@@ -166,65 +113,25 @@ void cox_group_choice_init(struct cox_group_choice *options)
 #endif
 }
 
-static int parse_spin(const char *value, enum cox_spin *ret_spin, struct cox_error *err)
+static int take_spin(void *member, const char *value, struct cox_error *err)
 {
+    enum cox_spin *spin_member = member;
     uint32_t spin = 0;
     while (spin < COX_SPIN_COUNT && strcmp(value, cox_spin_name(spin)) != 0)
         spin++;
     if (spin == COX_SPIN_COUNT)
         return cox_fail(err, COX_INVALID, "--spin is '%.64s': expected off, auto or max", value);
-    *ret_spin = (enum cox_spin)spin;
+    *spin_member = (enum cox_spin)spin;
     return 0;
 }
 
-static int take(void *choice, int option, const char *value, struct cox_error *err)
+static int take_attach(void *member, const char *value, struct cox_error *err)
 {
-    struct cox_group_choice *options = choice;
-    uint64_t number;
-    int r = 0;
-    switch (option) {
-    case 'n':
-        r = cox_parse_number("-n", value, 1, COX_RANK_COUNT_MAX, &number, err);
-        if (!r)
-            options->rank_count = (uint32_t)number;
-        options->rank_count_given = true;
-        return r;
-    case COX_OPTION_NAME:
-        options->name = value;
-        return cox_name_check(value, err);
-    case COX_OPTION_DEPTH:
-        r = cox_parse_number("--depth", value, 1, COX_DEPTH_MAX, &number, err);
-        if (!r)
-            options->depth = (uint32_t)number;
-        return r;
-    case COX_OPTION_SPIN:
-        return parse_spin(value, &options->spin, err);
-    case COX_OPTION_LEGACY_WORKERS:
-        options->legacy_workers = true;
-        return 0;
-    case COX_OPTION_ATTACH:
-        if (strcmp(value, "named") != 0 && strcmp(value, "sealed") != 0)
-            return cox_fail(err, COX_INVALID, "--attach is '%.64s': expected named or sealed",
-                            value);
-        options->attach = value[0] == 's' ? COX_ATTACH_SEALED : COX_ATTACH_NAMED;
-        return 0;
-    case COX_OPTION_CRASH_DIR:
-        return take_crash_dir(options, value, err);
-    case COX_OPTION_SIZE:
-        return take_size(options, value, err);
-    case COX_OPTION_START_TIMEOUT:
-        return cox_parse_seconds("--start-timeout", value, &options->start_timeout_ms, err);
-    case COX_OPTION_TIMEOUT:
-        return cox_parse_seconds("--timeout", value, &options->step_ms, err);
-    case COX_OPTION_WORKER:
-        options->worker = value;
-        return 0;
-    case COX_OPTION_MODEL:
-        options->model = value;
-        return 0;
-    default: /* COX_OPTION_ON_DEATH */
-        return parse_on_death(value, &options->recovery, err);
-    }
+    enum cox_attach *attach = member;
+    if (strcmp(value, "named") != 0 && strcmp(value, "sealed") != 0)
+        return cox_fail(err, COX_INVALID, "--attach is '%.64s': expected named or sealed", value);
+    *attach = value[0] == 's' ? COX_ATTACH_SEALED : COX_ATTACH_NAMED;
+    return 0;
 }
 
 const char *cox_group_choice_crash_dir(const struct cox_group_choice *options)
@@ -279,75 +186,76 @@ int cox_group_choice_check(const struct cox_group_choice *options, struct cox_er
 #define NUMBER_TEXT(number) NUMBER_TEXT_OF(number)
 #define NUMBER_TEXT_OF(number) #number
 
-static const struct argp_option layout_options[] = {
-    {"ranks", 'n', "N", 0,
+static const struct cox_option layout_options[] = {
+    {"ranks", "N",
      "worker processes, 1 to " NUMBER_TEXT(COX_RANK_COUNT_MAX) " (default " NUMBER_TEXT(
          COX_GROUP_CHOICE_RANK_COUNT_DEFAULT) "); the reference worker divides a model among 1, 2, 4 or 8",
-     0},
-    {"name", COX_OPTION_NAME, "NAME", 0,
-     "name of the group, at most 128 bytes (default: made of the process id)", 0},
-    {"depth", COX_OPTION_DEPTH, "D", 0,
+     .letter = 'n', COX_COUNT(struct cox_group_choice, rank_count, 1, COX_RANK_COUNT_MAX),
+     COX_GIVEN(struct cox_group_choice, rank_count_given)},
+    {"name", "NAME", "name of the group, at most 128 bytes (default: made of the process id)",
+     COX_NAME(struct cox_group_choice, name)},
+    {"depth", "D",
      "requests in flight per channel, 1 to " NUMBER_TEXT(COX_DEPTH_MAX) " (default " NUMBER_TEXT(
          COX_DEPTH_DEFAULT) "); from 2 on the next step is planned and sent while the workers compute one",
-     0},
-    {"spin", COX_OPTION_SPIN, "off|auto|max", 0,
+     COX_COUNT(struct cox_group_choice, depth, 1, COX_DEPTH_MAX)},
+    {"spin", "off|auto|max",
      "how long a wait spins before it blocks: not at all, 100 us (auto, the default), or 2 ms; it "
      "yields its processor meanwhile; never with --legacy-workers",
-     0},
-    {"attach", COX_OPTION_ATTACH, "named|sealed", 0,
+     COX_TAKE(struct cox_group_choice, spin, take_spin)},
+    {"attach", "named|sealed",
      "how workers reach the group's memory: by names in /dev/shm (default), or by fds at the "
      "group's control socket, where nothing has a name and no worker can write what is not its own",
-     0},
-    {"legacy-workers", COX_OPTION_LEGACY_WORKERS, NULL, 0,
-     "the names, sizes and rules of MindIE-LLM workers; depth 1", 0},
-    {"size", COX_OPTION_SIZE, "WHAT=BYTES[K|M|G]", 0,
+     COX_TAKE(struct cox_group_choice, attach, take_attach)},
+    {"legacy-workers", NULL, "the names, sizes and rules of MindIE-LLM workers; depth 1",
+     COX_FLAG(struct cox_group_choice, legacy_workers)},
+    {"size", "WHAT=BYTES[K|M|G]",
      "CHANNEL.request, CHANNEL.reply: the request or reply region of a channel: execute, "
      "shared_sync_link, transfer, recover_command or execute_error. large-payload: maximum size of "
      "a request or reply that does not fit its frame or slot and is sent out of line, up to 1024G "
      "(default 2G, a reply 1G and a little); 0: refuse what does not fit. May be repeated",
-     0},
+     .take = take_size},
     {0},
 };
 
-static const struct argp_option start_options[] = {
-    {"model", COX_OPTION_MODEL, "DIR", 0,
+static const struct cox_option start_options[] = {
+    {"model", "DIR",
      "folder of a Llama-architecture model: config.json, model.safetensors and, for prompts that are "
      "text, tokenizer.json (default: the model that came with the program)",
-     0},
-    {"worker", COX_OPTION_WORKER, "PATH", 0,
+     COX_TEXT(struct cox_group_choice, model)},
+    {"worker", "PATH",
      "worker program, or \"PROGRAM ARGUMENT...\" (default: $COXSWAIN_WORKER, coxswain-worker beside "
      "this program, or in PATH); none: wait for workers that are started by hand, as "
      "long as that takes (coxswain-worker --socket NAME)",
-     0},
-    {"crash-dir", COX_OPTION_CRASH_DIR, "DIR", 0,
+     COX_TEXT(struct cox_group_choice, worker)},
+    {"crash-dir", "DIR",
      "after a death, a timeout, a divergence or a failed start, write what the group did to a file "
      "in DIR, at most 16 for a name (coxswain postmortem); the recorders are files there, too "
      "(default: $COXSWAIN_CRASH_DIR, or none). DIR,contents: with the bytes of the requests that "
      "were under way",
-     0},
-    {"start-timeout", COX_OPTION_START_TIMEOUT, "SEC", 0,
-     "time that workers have to attach, up to 1000000 s (default 60)", 0},
-    {"timeout", COX_OPTION_TIMEOUT, "SEC", 0,
-     "time that a request may take, up to 1000000 s (default 30)", 0},
+     .take = take_crash_dir},
+    {"start-timeout", "SEC", "time that workers have to attach, up to 1000000 s (default 60)",
+     COX_SECONDS(struct cox_group_choice, start_timeout_ms)},
+    {"timeout", "SEC", "time that a request may take, up to 1000000 s (default 30)",
+     COX_SECONDS(struct cox_group_choice, step_ms)},
     {0},
 };
 
-static const struct argp_option death_options[] = {
-    {"on-death", COX_OPTION_ON_DEATH, "fail|wait|restart|restart-all", 0,
+static const struct cox_option death_options[] = {
+    {"on-death", "fail|wait|restart|restart-all",
      "when a worker dies: fail, the default, ends the group; wait waits for `coxswain recover "
      "restart`; restart replaces the dead worker; restart-all replaces all of them. Prompts "
      "continue where they were. restart,N/SEC, restart-all,N/SEC: more than N deaths within SEC "
      "seconds end the group, N from 1 to 1000000 (default 5/60)",
-     0},
+     COX_TAKE(struct cox_group_choice, recovery, take_on_death)},
     {0},
 };
 
-const struct cox_option_group cox_layout_option_group = {
-    .title = "The group:", .options = layout_options, .take = take};
-const struct cox_option_group cox_start_option_group = {
-    .title = "The workers:", .options = start_options, .take = take};
-const struct cox_option_group cox_death_option_group = {
-    .title = "When a worker dies:", .options = death_options, .take = take};
+const struct cox_option_group cox_layout_option_group = {.title = "The group:",
+                                                         .options = layout_options};
+const struct cox_option_group cox_start_option_group = {.title = "The workers:",
+                                                        .options = start_options};
+const struct cox_option_group cox_death_option_group = {.title = "When a worker dies:",
+                                                        .options = death_options};
 
 /* ---- look-ups ---- */
 

@@ -60,22 +60,6 @@ struct cox_group_choice {
     char model_path[PATH_MAX];
 };
 
-/* The keys of the options below; those of a command itself are smaller. */
-enum cox_option {
-    COX_OPTION_NAME = COX_OPTION_KEY(0x1000),
-    COX_OPTION_DEPTH,
-    COX_OPTION_SPIN,
-    COX_OPTION_LEGACY_WORKERS,
-    COX_OPTION_ATTACH,
-    COX_OPTION_CRASH_DIR,
-    COX_OPTION_SIZE,
-    COX_OPTION_START_TIMEOUT,
-    COX_OPTION_TIMEOUT,
-    COX_OPTION_WORKER,
-    COX_OPTION_MODEL,
-    COX_OPTION_ON_DEATH,
-};
-
 /* Options of a struct cox_group_choice: its layout; its workers; the policy for deaths. */
 extern const struct cox_option_group cox_layout_option_group;
 extern const struct cox_option_group cox_start_option_group;
@@ -108,15 +92,5 @@ int cox_worker_command(struct cox_group_choice *options, const char *worker, con
 /* --model; ../share/coxswain/models/sums, from this program; models/sums in a folder above it.
  * Returns 0; COX_NOT_FOUND: no such folder; -errno. */
 int cox_model_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err);
-
-/* Strict numbers: no blanks or other text around them. `what` names the option in the error. Return
- * 0 or COX_INVALID. */
-int cox_parse_number(const char *what, const char *text, uint64_t min, uint64_t max,
-                     uint64_t *ret_number, struct cox_error *err);
-int cox_parse_real(const char *what, const char *text, double min, double max, double *ret_number,
-                   struct cox_error *err);
-int cox_parse_size(const char *what, const char *text, uint64_t *ret_size, struct cox_error *err);
-/* "1.5" seconds, to milliseconds, at least 1. */
-int cox_parse_seconds(const char *what, const char *text, uint64_t *ret_ms, struct cox_error *err);
 
 #endif

@@ -1,12 +1,20 @@
 #include "runner.h"
 
+#include "channel/base/idioms.h"
+#include "channel/shm/geometry.h"
 #include "program/client/nearest.h"
 
+#include <argp.h>
+#include <ctype.h>
+#include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define HELP_KEY 'h'
+#define SECONDS_MAX 1e6
+#define SIZE_MAX_BYTES (UINT64_C(1) << 40)
 
 static const struct argp_option help_options[] = {
     {"help", HELP_KEY, NULL, 0, "print this text", -1},
@@ -28,6 +36,7 @@ struct parse {
 
 /* The parts of an argp parser, which must live as long as the parser. */
 struct parser {
+    struct argp_option options[COX_COMMAND_GROUP_COUNT_MAX][COX_OPTION_COUNT_MAX + 1];
     struct argp argps[COX_COMMAND_GROUP_COUNT_MAX];
     struct argp_child children[COX_COMMAND_GROUP_COUNT_MAX + 1];
     struct argp root;
@@ -41,12 +50,103 @@ static size_t group_count(const struct cox_command *command)
     return count;
 }
 
-static const struct argp_option *option_find(const struct cox_option_group *group, int key)
+/* The letter, or a number that no letter has. */
+static int option_key(const struct cox_command *command, size_t group, size_t index)
 {
-    for (const struct argp_option *option = group->options; option->name || option->key; option++)
-        if (option->key == key)
-            return option;
-    return NULL;
+    const char letter = command->groups[group].group->options[index].letter;
+    return letter ? letter : (int)(256 + group * COX_OPTION_COUNT_MAX + index);
+}
+
+/* ---- values ---- */
+
+int cox_parse_number(const char *what, const char *text, uint64_t min, uint64_t max,
+                     uint64_t *ret_number, struct cox_error *err)
+{
+    char *end;
+    errno = 0;
+    unsigned long long number = strtoull(text, &end, 10);
+    /* strtoull skips blanks and accepts a minus sign. */
+    if (!isdigit((unsigned char)text[0]) || *end || errno || number < min || number > max)
+        return cox_fail(err, COX_INVALID, "%s is '%.64s': expected %" PRIu64 " to %" PRIu64, what,
+                        text, min, max);
+    *ret_number = number;
+    return 0;
+}
+
+int cox_parse_real(const char *what, const char *text, double min, double max, double *ret_number,
+                   struct cox_error *err)
+{
+    char *end;
+    double number = strtod(text, &end);
+    if (end == text || *end || isspace((unsigned char)text[0]) || !(number >= min && number <= max))
+        return cox_fail(err, COX_INVALID, "%s is '%.64s': expected a number from %g to %g", what,
+                        text, min, max);
+    *ret_number = number;
+    return 0;
+}
+
+int cox_parse_seconds(const char *what, const char *text, uint64_t *ret_ms, struct cox_error *err)
+{
+    double seconds;
+    int r = cox_parse_real(what, text, 0.001, SECONDS_MAX, &seconds, err);
+    if (!r)
+        *ret_ms = (uint64_t)llround(seconds * 1000);
+    return r;
+}
+
+int cox_parse_size(const char *what, const char *text, uint64_t *ret_size, struct cox_error *err)
+{
+    static const char units[] = "KMG";
+    char *end;
+    errno = 0;
+    unsigned long long number = strtoull(text, &end, 10);
+    const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
+    int shift = unit ? 10 * (int)(unit - units + 1) : 0;
+    if (!isdigit((unsigned char)text[0]) || errno || (*end && (!unit || end[1])) || number == 0 ||
+        number > SIZE_MAX_BYTES >> shift)
+        return cox_fail(
+            err, COX_INVALID,
+            "%s is '%.64s': expected a number of bytes above 0, with K, M or G behind it or nothing",
+            what, text);
+    *ret_size = (uint64_t)number << shift;
+    return 0;
+}
+
+int cox_option_take(const struct cox_option *option, void *choice, const char *value,
+                    struct cox_error *err)
+{
+    uint8_t *into = choice;
+    void *member = into + option->offset;
+    char what[64];
+    uint64_t number = 0;
+    int r = 0;
+    snprintf(what, sizeof what, option->letter ? "-%.1s" : "--%s",
+             option->letter ? &option->letter : option->name);
+    if (option->take)
+        return option->take(member, value, err);
+    switch (option->kind) {
+    case COX_OPTION_FLAG:
+        *(bool *)member = true;
+        break;
+    case COX_OPTION_TEXT:
+    case COX_OPTION_NAME:
+        *(const char **)member = value;
+        r = option->kind == COX_OPTION_NAME ? cox_name_check(value, err) : 0;
+        break;
+    case COX_OPTION_COUNT:
+        r = cox_parse_number(what, value, option->min, option->max, &number, err);
+        if (r == 0)
+            *(uint32_t *)member = (uint32_t)number;
+        break;
+    case COX_OPTION_NUMBER:
+        r = cox_parse_number(what, value, option->min, option->max, member, err);
+        break;
+    case COX_OPTION_SECONDS:
+        r = cox_parse_seconds(what, value, member, err);
+    }
+    if (option->given)
+        *(bool *)(into + option->given) = true;
+    return r;
 }
 
 /* ---- parsers: argp's codes only say that parsing ends; parse->status says why ---- */
@@ -55,14 +155,15 @@ static error_t group_parse(int key, char *value, struct argp_state *state)
 {
     struct parse *parse = state->input;
     for (size_t i = 0; i < group_count(parse->command); i++) {
-        const struct cox_option_group *group = parse->command->groups[i].group;
-        const struct argp_option *option = option_find(group, key);
-        if (!option)
-            continue;
-        parse->named |= option->name && !strcmp(option->name, "name");
-        parse->status =
-            group->take(parse->choice + parse->command->groups[i].offset, key, value, parse->err);
-        return parse->status ? EINVAL : 0;
+        const struct cox_option *option = parse->command->groups[i].group->options;
+        for (size_t k = 0; option[k].name; k++) {
+            if (option_key(parse->command, i, k) != key)
+                continue;
+            parse->named |= !strcmp(option[k].name, "name");
+            parse->status = cox_option_take(
+                &option[k], parse->choice + parse->command->groups[i].offset, value, parse->err);
+            return parse->status ? EINVAL : 0;
+        }
     }
     return ARGP_ERR_UNKNOWN;
 }
@@ -76,18 +177,17 @@ static int option_refuse(const struct parse *parse, const char *word)
              length > 2 ? word + 2 : "");
     struct cox_nearest nearest = {.typed = typed};
     for (size_t i = 0; i < group_count(parse->command); i++) {
-        const struct argp_option *option = parse->command->groups[i].group->options;
-        for (; option->name || option->key; option++) {
-            if (option->name)
-                cox_nearest_try(&nearest, option->name);
-            bool is_long = word[0] == '-' && word[1] == '-' && option->name &&
-                           strlen(option->name) == length - 2 &&
+        const struct cox_option *option = parse->command->groups[i].group->options;
+        for (; option->name; option++) {
+            cox_nearest_try(&nearest, option->name);
+            bool is_long = word[0] == '-' && word[1] == '-' && strlen(option->name) == length - 2 &&
                            !strncmp(word + 2, option->name, length - 2);
-            bool is_short = word[0] == '-' && word[1] == option->key && word[2] == '\0';
+            bool is_short =
+                word[0] == '-' && option->letter && word[1] == option->letter && word[2] == '\0';
             if (is_long || is_short)
-                return option->arg ? cox_fail(parse->err, COX_INVALID, "%s needs a value", word)
-                                   : cox_fail(parse->err, COX_INVALID, "%.*s takes no value",
-                                              (int)length, word);
+                return option->value ? cox_fail(parse->err, COX_INVALID, "%s needs a value", word)
+                                     : cox_fail(parse->err, COX_INVALID, "%.*s takes no value",
+                                                (int)length, word);
         }
     }
     return nearest.best
@@ -102,12 +202,11 @@ static int option_refuse(const struct parse *parse, const char *word)
 static int name_take(const struct parse *parse, const char *word)
 {
     for (size_t i = 0; i < group_count(parse->command); i++) {
-        const struct cox_option_group *group = parse->command->groups[i].group;
-        for (const struct argp_option *option = group->options; option->name || option->key;
-             option++)
-            if (option->name && !strcmp(option->name, "name"))
-                return group->take(parse->choice + parse->command->groups[i].offset, option->key,
-                                   word, parse->err);
+        const struct cox_option *option = parse->command->groups[i].group->options;
+        for (; option->name; option++)
+            if (!strcmp(option->name, "name"))
+                return cox_option_take(option, parse->choice + parse->command->groups[i].offset,
+                                       word, parse->err);
     }
     return 0;
 }
@@ -170,9 +269,15 @@ static void parser_init(struct parser *parser, const struct cox_command *command
     memset(parser, 0, sizeof *parser);
     for (size_t i = 0; i < group_count(command); i++) {
         const struct cox_option_group *group = command->groups[i].group;
+        for (size_t k = 0; group->options[k].name; k++) {
+            COX_ASSERT(k < COX_OPTION_COUNT_MAX);
+            parser->options[i][k] = (struct argp_option){.name = group->options[k].name,
+                                                         .key = option_key(command, i, k),
+                                                         .arg = group->options[k].value,
+                                                         .doc = group->options[k].text};
+        }
         /* argp leaks a table without options. */
-        if (group->options->name || group->options->key)
-            parser->argps[i].options = group->options;
+        parser->argps[i].options = group->options->name ? parser->options[i] : NULL;
         parser->argps[i].parser = group_parse;
         parser->argps[i].help_filter = help_filter;
         parser->children[i] = (struct argp_child){

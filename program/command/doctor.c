@@ -361,24 +361,6 @@ static void check_processors(struct doctor *doctor, const struct cox_cgroup *cgr
                 quota->state == COX_CGROUP_NONE ? "none" : "unknown");
 }
 
-enum { KEY_QUIET = COX_OPTION_KEY(0) };
-
-static int take(void *choice, int key, const char *value, struct cox_error *err)
-{
-    struct doctor *doctor = choice;
-    uint64_t count;
-    if (key == KEY_QUIET) {
-        doctor->quiet = true;
-        return 0;
-    }
-    int r = cox_parse_number("-n", value, 1, COX_RANK_COUNT_MAX, &count, err);
-    if (r)
-        return r;
-    doctor->rank_count = (uint32_t)count;
-    doctor->asked = true;
-    return 0;
-}
-
 static void init(void *choice)
 {
     struct doctor *doctor = choice;
@@ -406,15 +388,16 @@ static int run(void *choice)
     return doctor->bad_count ? COX_EXIT_FAILED : COX_EXIT_OK;
 }
 
-static const struct argp_option options[] = {
-    {"quiet", KEY_QUIET, NULL, 0, "print only what is not ok, and no progress", 0},
-    {"ranks", 'n', "N", 0,
+static const struct cox_option options[] = {
+    {"quiet", NULL, "print only what is not ok, and no progress", COX_FLAG(struct doctor, quiet)},
+    {"ranks", "N",
      "a group of N ranks has to start (default: 8 is measured, but what lets at least one rank "
      "start is only a note)",
-     0},
+     .letter = 'n', COX_COUNT(struct doctor, rank_count, 1, COX_RANK_COUNT_MAX),
+     COX_GIVEN(struct doctor, asked)},
     {0},
 };
-static const struct cox_option_group doctor_options = {.options = options, .take = take};
+static const struct cox_option_group doctor_options = {.options = options};
 
 const struct cox_command cox_command_doctor = {
     .name = "doctor",

@@ -212,41 +212,17 @@ static int opened_print(const struct handle_options *options, const struct cox_h
 
 /* ---- the command ---- */
 
-enum {
-    KEY_HEX = COX_OPTION_KEY(0),
-    KEY_BYTES,
-    KEY_SOCKET,
-    KEY_NAME,
-};
-
-static int bytes_parse(const char *text, uint64_t *ret_size, struct cox_error *err)
+static int take_bytes(void *member, const char *text, struct cox_error *err)
 {
+    uint64_t *dump_size = member;
     char *end;
     errno = 0;
     unsigned long long size = strtoull(text, &end, 10);
     if (!isdigit((unsigned char)text[0]) || *end || errno || size > DUMP_SIZE_MAX)
         return cox_fail(err, COX_INVALID, "--bytes '%.64s': expected 0 to %" PRIu64, text,
                         DUMP_SIZE_MAX);
-    *ret_size = size;
+    *dump_size = size;
     return 0;
-}
-
-static int take(void *choice, int key, const char *value, struct cox_error *err)
-{
-    struct handle_options *options = choice;
-    switch (key) {
-    case KEY_HEX:
-        options->hex = true;
-        return 0;
-    case KEY_BYTES:
-        return bytes_parse(value, &options->dump_size, err);
-    case KEY_SOCKET:
-        options->socket_path = value;
-        return 0;
-    default: /* KEY_NAME */
-        options->name = value;
-        return 0;
-    }
 }
 
 static int take_file(void *choice, int count, char *const *words, struct cox_error *err)
@@ -290,17 +266,19 @@ static int run(void *choice)
 #define TEXT(number) TEXT_OF(number)
 #define TEXT_OF(number) #number
 
-static const struct argp_option option_table[] = {
-    {"hex", KEY_HEX, NULL, 0, "FILE has the handle as 128 hexadecimal digits; blanks do not count",
-     0},
-    {"bytes", KEY_BYTES, "N", 0,
-     "print at most N bytes of the memory (default " TEXT(DUMP_SIZE_DEFAULT) ", 0: none)", 0},
-    {"socket", KEY_SOCKET, "PATH", 0, "where to ask for it when pidfd_getfd is missing or denied",
-     0},
-    {"name", KEY_NAME, "NAME", 0, "the same: the control socket of this group", 0},
+static const struct cox_option option_table[] = {
+    {"hex", NULL, "FILE has the handle as 128 hexadecimal digits; blanks do not count",
+     COX_FLAG(struct handle_options, hex)},
+    {"bytes", "N",
+     "print at most N bytes of the memory (default " TEXT(DUMP_SIZE_DEFAULT) ", 0: none)",
+     COX_TAKE(struct handle_options, dump_size, take_bytes)},
+    {"socket", "PATH", "where to ask for it when pidfd_getfd is missing or denied",
+     COX_TEXT(struct handle_options, socket_path)},
+    {"name", "NAME", "the same: the control socket of this group",
+     COX_TEXT(struct handle_options, name)},
     {0},
 };
-static const struct cox_option_group handle_group = {.options = option_table, .take = take};
+static const struct cox_option_group handle_group = {.options = option_table};
 
 const struct cox_command cox_command_handle = {
     .name = "handle",

@@ -144,7 +144,7 @@ static void init(void *choice)
     cox_group_choice_init(choice);
 }
 
-static const struct argp_option no_options[] = {{0}};
+static const struct cox_option no_options[] = {{0}};
 static const struct cox_option_group checked = {.options = no_options, .check = check};
 
 const struct cox_command cox_command_layout = {

@@ -19,11 +19,6 @@
 /* Between two requests for the state. */
 #define POLL_NS (20 * COX_NSEC_PER_MSEC)
 
-enum {
-    KEY_WAIT = COX_OPTION_KEY(0x100),
-    KEY_NO_WAIT,
-};
-
 typedef CoxswainControl__ControlRequest control_request;
 typedef CoxswainControl__ControlReply control_reply;
 typedef CoxswainControl__LinkState link_message;
@@ -35,14 +30,6 @@ struct link_choice {
     const char *word;
     bool wait, no_wait;
 };
-
-static int take(void *context, int key, const char *value, struct cox_error *err)
-{
-    struct link_choice *choice = context;
-    (void)value, (void)err;
-    *(key == KEY_WAIT ? &choice->wait : &choice->no_wait) = true;
-    return 0;
-}
 
 static int take_owner(void *context, int count, char *const *words, struct cox_error *err)
 {
@@ -86,11 +73,12 @@ static int run_link(void *context)
         choice);
 }
 
-static const struct argp_option link_options[] = {
-    {"no-wait", KEY_NO_WAIT, NULL, 0, "do not wait; link-status tells the state", 0},
+static const struct cox_option link_options[] = {
+    {"no-wait", NULL, "do not wait; link-status tells the state",
+     COX_FLAG(struct link_choice, no_wait)},
     {0},
 };
-static const struct cox_option_group link_group = {.options = link_options, .take = take};
+static const struct cox_option_group link_group = {.options = link_options};
 
 const struct cox_command cox_command_link = {
     .name = "link",
@@ -232,12 +220,11 @@ static int run_link_status(void *choice)
         choice);
 }
 
-static const struct argp_option link_status_options[] = {
-    {"wait", KEY_WAIT, NULL, 0, "wait until no link is waiting or running", 0},
+static const struct cox_option link_status_options[] = {
+    {"wait", NULL, "wait until no link is waiting or running", COX_FLAG(struct link_choice, wait)},
     {0},
 };
-static const struct cox_option_group link_status_group = {.options = link_status_options,
-                                                          .take = take};
+static const struct cox_option_group link_status_group = {.options = link_status_options};
 
 const struct cox_command cox_command_link_status = {
     .name = "link-status",

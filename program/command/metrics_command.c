@@ -19,15 +19,6 @@ struct metrics_choice {
     struct cox_http_address address;
 };
 
-enum { KEY_SERVE = COX_OPTION_KEY(0x100) };
-
-static int take(void *context, int key, const char *value, struct cox_error *err)
-{
-    struct metrics_choice *choice = context;
-    (void)key;
-    return cox_http_address_parse(value, &choice->address, err);
-}
-
 static int check(const void *context, struct cox_error *err)
 {
     const struct metrics_choice *choice = context;
@@ -92,13 +83,14 @@ static int run(void *context)
                                 : cox_client_command_run(&command, &choice->connection, choice);
 }
 
-static const struct argp_option options[] = {
-    {"serve", KEY_SERVE, "ADDRESS:PORT", 0,
-     "serve them over HTTP until a signal ends it: also PORT alone for 127.0.0.1, or unix:PATH", 0},
+static const struct cox_option options[] = {
+    {"serve", "ADDRESS:PORT",
+     "serve them over HTTP until a signal ends it: also PORT alone for 127.0.0.1, or unix:PATH",
+     COX_TAKE(struct metrics_choice, address, cox_http_address_take)},
     {0},
 };
 static const struct cox_option_group metrics_options = {
-    .title = "Serving:", .options = options, .take = take, .check = check};
+    .title = "Serving:", .options = options, .check = check};
 
 const struct cox_command cox_command_metrics = {
     .name = "metrics",

@@ -11,13 +11,6 @@
 
 #define LAST_DEFAULT 3
 
-enum {
-    KEY_NAME = COX_OPTION_KEY(0),
-    KEY_CRASH_DIR,
-    KEY_LAST,
-    KEY_JSON,
-};
-
 struct postmortem_choice {
     const char *file;
     /* in place of it */
@@ -26,24 +19,6 @@ struct postmortem_choice {
     uint64_t last;
     bool json;
 };
-
-static int take(void *context, int key, const char *value, struct cox_error *err)
-{
-    struct postmortem_choice *choice = context;
-    switch (key) {
-    case KEY_NAME:
-        choice->name = value;
-        return cox_name_check(value, err);
-    case KEY_CRASH_DIR:
-        choice->folder = value;
-        return 0;
-    case KEY_LAST:
-        return cox_parse_number("--last", value, 1, 1000, &choice->last, err);
-    default: /* KEY_JSON */
-        choice->json = true;
-        return 0;
-    }
-}
 
 static int words(void *context, int count, char *const *list, struct cox_error *err)
 {
@@ -99,17 +74,21 @@ static int run(void *context)
     return COX_EXIT_OK;
 }
 
-static const struct argp_option options[] = {
-    {"name", KEY_NAME, "NAME", 0,
-     "of the recorders that a group left when its coordinator died, or that it still writes", 0},
-    {"crash-dir", KEY_CRASH_DIR, "DIR", 0,
-     "where that group records, as in coxswain run (default: $COXSWAIN_CRASH_DIR)", 0},
-    {"last", KEY_LAST, "N", 0, "requests of each channel in the timeline (default 3)", 0},
-    {"json", KEY_JSON, NULL, 0, "print one JSON object, as coxswain trace --json does", 0},
+static const struct cox_option options[] = {
+    {"name", "NAME",
+     "of the recorders that a group left when its coordinator died, or that it still writes",
+     COX_NAME(struct postmortem_choice, name)},
+    {"crash-dir", "DIR",
+     "where that group records, as in coxswain run (default: $COXSWAIN_CRASH_DIR)",
+     COX_TEXT(struct postmortem_choice, folder)},
+    {"last", "N", "requests of each channel in the timeline (default 3)",
+     COX_NUMBER(struct postmortem_choice, last, 1, 1000)},
+    {"json", NULL, "print one JSON object, as coxswain trace --json does",
+     COX_FLAG(struct postmortem_choice, json)},
     {0},
 };
-static const struct cox_option_group postmortem_options = {
-    .title = "The recording:", .options = options, .take = take};
+static const struct cox_option_group postmortem_options = {.title = "The recording:",
+                                                           .options = options};
 
 const struct cox_command cox_command_postmortem = {
     .name = "postmortem",

@@ -15,11 +15,6 @@
 /* The group fails at the timeout, and then sends the reason. */
 #define GRACE_MS 10000
 
-enum {
-    KEY_FROM = COX_OPTION_KEY(0x100),
-    KEY_HOLD,
-};
-
 typedef CoxswainControl__PullReply pull_reply;
 typedef CoxswainControl__RankPull rank_pull;
 
@@ -84,15 +79,6 @@ static int ask(const void *context, struct cox_client *client, uint64_t timeout_
     return reply->pull->n_ranks ? 0 : cox_fail(err, COX_CORRUPT, "the group's reply names no rank");
 }
 
-static int take(void *context, int key, const char *value, struct cox_error *err)
-{
-    struct pull_choice *choice = context;
-    if (key == KEY_HOLD)
-        return cox_parse_number("--hold", value, 1, INT64_MAX, &choice->hold, err);
-    choice->from = value;
-    return cox_name_check(value, err);
-}
-
 static int check(const void *context, struct cox_error *err)
 {
     const struct pull_choice *choice = context;
@@ -115,13 +101,12 @@ static int run(void *context)
     return cox_client_command_run(&command, &choice->connection, choice);
 }
 
-static const struct argp_option options[] = {
-    {"from", KEY_FROM, "OWNER", 0, "the group that holds the blocks", 0},
-    {"hold", KEY_HOLD, "ID", 0, "of the hold there", 0},
+static const struct cox_option options[] = {
+    {"from", "OWNER", "the group that holds the blocks", COX_NAME(struct pull_choice, from)},
+    {"hold", "ID", "of the hold there", COX_NUMBER(struct pull_choice, hold, 1, INT64_MAX)},
     {0},
 };
-static const struct cox_option_group pull_options = {
-    .options = options, .take = take, .check = check};
+static const struct cox_option_group pull_options = {.options = options, .check = check};
 
 const struct cox_command cox_command_pull_kv = {
     .name = "pull-kv",

@@ -16,11 +16,6 @@
 #define GRACE_MS 10000
 #define COMMAND_RESTART 5
 
-enum {
-    KEY_RANK = COX_OPTION_KEY(0x100),
-    KEY_KILL,
-};
-
 typedef CoxswainControl__RecoverReply recover_reply;
 typedef CoxswainControl__RecoverResult recover_result;
 
@@ -131,21 +126,6 @@ static int take_command(void *context, int count, char *const *words, struct cox
     return cox_connection_words(&choice->connection, count - 1, words + 1, err);
 }
 
-static int take(void *context, int key, const char *value, struct cox_error *err)
-{
-    struct recover_choice *choice = context;
-    uint64_t number;
-    if (key == KEY_KILL) {
-        choice->kill = true;
-        return 0;
-    }
-    int r = cox_parse_number("--rank", value, 0, COX_RANK_COUNT_MAX - 1, &number, err);
-    if (!r)
-        choice->rank = (uint32_t)number;
-    choice->rank_given = true;
-    return r;
-}
-
 static int run(void *context)
 {
     /* by command: pause, pause-net, clear, reinit, start, restart */
@@ -165,12 +145,14 @@ static int run(void *context)
     return cox_client_command_run(&command, &choice->connection, choice);
 }
 
-static const struct argp_option options[] = {
-    {"rank", KEY_RANK, "R", 0, "restart: this rank only", 0},
-    {"kill", KEY_KILL, NULL, 0, "restart: also when the rank lives", 0},
+static const struct cox_option options[] = {
+    {"rank", "R", "restart: this rank only",
+     COX_COUNT(struct recover_choice, rank, 0, COX_RANK_COUNT_MAX - 1),
+     COX_GIVEN(struct recover_choice, rank_given)},
+    {"kill", NULL, "restart: also when the rank lives", COX_FLAG(struct recover_choice, kill)},
     {0},
 };
-static const struct cox_option_group restart_options = {.options = options, .take = take};
+static const struct cox_option_group restart_options = {.options = options};
 
 const struct cox_command cox_command_recover = {
     .name = "recover",

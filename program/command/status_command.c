@@ -537,28 +537,16 @@ static int run(void *choice)
     }
 }
 
-enum {
-    KEY_WAIT = COX_OPTION_KEY(0x100),
-    KEY_WATCH,
-};
-
-static int take(void *choice, int key, const char *value, struct cox_error *err)
-{
-    struct status_choice *status = choice;
-    if (key == KEY_WAIT)
-        return cox_parse_seconds("--wait", value, &status->wait_ms, err);
-    status->watch = true;
-    return 0;
-}
-
-static const struct argp_option options[] = {
-    {"wait", KEY_WAIT, "SEC", 0,
-     "wait until the group is healthy, for so long at most; also for one that is not there yet", 0},
-    {"watch", KEY_WATCH, NULL, 0,
-     "print it again every second, until the group is not reachable any more; Ctrl-C ends it", 0},
+static const struct cox_option options[] = {
+    {"wait", "SEC",
+     "wait until the group is healthy, for so long at most; also for one that is not there yet",
+     COX_SECONDS(struct status_choice, wait_ms)},
+    {"watch", NULL,
+     "print it again every second, until the group is not reachable any more; Ctrl-C ends it",
+     COX_FLAG(struct status_choice, watch)},
     {0},
 };
-static const struct cox_option_group status_options = {.options = options, .take = take};
+static const struct cox_option_group status_options = {.options = options};
 
 const struct cox_command cox_command_status = {
     .name = "status",

@@ -255,8 +255,8 @@ static void draw_line(int line, const char *text, int attributes)
 static void draw_keys(const struct top *top)
 {
     char text[128];
-    snprintf(text, sizeof text, "q quit  ? keys  sorted by %s%s",
-             cox_top_columns[top->sort].name, top->reverse ? "^" : "*");
+    snprintf(text, sizeof text, "q quit  ? keys  sorted by %s%s", cox_top_columns[top->sort].name,
+             top->reverse ? "^" : "*");
     draw_line(LINES - 1, text, A_REVERSE);
 }
 
@@ -454,42 +454,26 @@ static int run_list(void *unused)
     return run_with(&all, groups_print);
 }
 
-enum {
-    OPTION_ONCE = COX_OPTION_KEY(0x100),
-    OPTION_INTERVAL,
-    OPTION_SORT,
-    OPTION_NAME,
-};
-
-static int take_sort(struct top_choice *choice, const char *value, struct cox_error *err)
+static int take_interval(void *member, const char *value, struct cox_error *err)
 {
+    uint64_t *interval_ms = member;
+    int r = cox_parse_seconds("--interval", value, interval_ms, err);
+    return r || *interval_ms >= INTERVAL_MS_MIN
+               ? r
+               : cox_fail(err, COX_INVALID, "--interval is %s: at least 0.1", value);
+}
+
+static int take_sort(void *member, const char *value, struct cox_error *err)
+{
+    enum cox_top_column *sort = member;
     for (int i = 0; i < COX_TOP_COLUMN_COUNT; i++)
         if (strcmp(value, cox_top_columns[i].name) == 0) {
-            choice->sort = (enum cox_top_column)i;
+            *sort = (enum cox_top_column)i;
             return 0;
         }
     return cox_fail(err, COX_INVALID,
                     "--sort is '%s': expected rank, state, steps, p99, wait, cpu, memory or deaths",
                     value);
-}
-
-static int take(void *context, int key, const char *value, struct cox_error *err)
-{
-    struct top_choice *choice = context;
-    if (key == OPTION_SORT)
-        return take_sort(choice, value, err);
-    if (key == OPTION_NAME) {
-        choice->name = value;
-        return cox_name_check(value, err);
-    }
-    if (key == OPTION_ONCE) {
-        choice->once = true;
-        return 0;
-    }
-    int r = cox_parse_seconds("--interval", value, &choice->interval_ms, err);
-    return r || choice->interval_ms >= INTERVAL_MS_MIN
-               ? r
-               : cox_fail(err, COX_INVALID, "--interval is %s: at least 0.1", value);
 }
 
 static int take_names(void *context, int count, char *const *words, struct cox_error *err)
@@ -514,16 +498,19 @@ static void init(void *context)
     choice->interval_ms = INTERVAL_MS_DEFAULT;
 }
 
-static const struct argp_option options[] = {
-    {"name", OPTION_NAME, "NAME", 0, "this group; the same as NAME as an argument", 0},
-    {"once", OPTION_ONCE, NULL, 0, "print it once as text, after one interval; needs no terminal",
-     0},
-    {"interval", OPTION_INTERVAL, "SEC", 0, "ask the groups again after this time (default 1)", 0},
-    {"sort", OPTION_SORT, "rank|state|steps|p99|wait|cpu|memory|deaths", 0,
-     "order of the rows (default rank); a key on the terminal changes it", 0},
+static const struct cox_option options[] = {
+    {"name", "NAME", "this group; the same as NAME as an argument",
+     COX_NAME(struct top_choice, name)},
+    {"once", NULL, "print it once as text, after one interval; needs no terminal",
+     COX_FLAG(struct top_choice, once)},
+    {"interval", "SEC", "ask the groups again after this time (default 1)",
+     COX_TAKE(struct top_choice, interval_ms, take_interval)},
+    {"sort", "rank|state|steps|p99|wait|cpu|memory|deaths",
+     "order of the rows (default rank); a key on the terminal changes it",
+     COX_TAKE(struct top_choice, sort, take_sort)},
     {0},
 };
-static const struct cox_option_group top_options = {.options = options, .take = take};
+static const struct cox_option_group top_options = {.options = options};
 
 const struct cox_command cox_command_top = {
     .name = "top",

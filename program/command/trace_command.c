@@ -14,11 +14,6 @@
 
 #define TIMEOUT_MS 10000
 
-enum {
-    KEY_SECONDS = COX_OPTION_KEY(0x100),
-    KEY_LAST,
-};
-
 struct trace_choice {
     struct cox_connection connection;
     /* a recording; NULL: of a running group */
@@ -28,22 +23,12 @@ struct trace_choice {
     struct cox_story_range range;
 };
 
-static int take(void *context, int key, const char *value, struct cox_error *err)
+static int take_seconds(void *member, const char *value, struct cox_error *err)
 {
-    struct trace_choice *choice = context;
-    uint64_t ms;
-    int r;
-    switch (key) {
-    case 'o':
-        choice->output = value;
-        return 0;
-    case KEY_SECONDS:
-        r = cox_parse_seconds("--seconds", value, &ms, err);
-        choice->range.seconds_ns = r ? 0 : ms * COX_NSEC_PER_MSEC;
-        return r;
-    default: /* KEY_LAST */
-        return cox_parse_number("--last", value, 1, UINT32_MAX, &choice->range.last, err);
-    }
+    uint64_t ms = 0, *seconds_ns = member;
+    int r = cox_parse_seconds("--seconds", value, &ms, err);
+    *seconds_ns = ms * COX_NSEC_PER_MSEC;
+    return r;
 }
 
 static int check(const void *context, struct cox_error *err)
@@ -126,15 +111,18 @@ static int run(void *context)
     return COX_EXIT_OK;
 }
 
-static const struct argp_option options[] = {
-    {"output", 'o', "FILE", 0,
-     "write a trace for Perfetto (ui.perfetto.dev) to FILE; -: to standard output", 0},
-    {"seconds", KEY_SECONDS, "SEC", 0, "only what began so long ago at most", 0},
-    {"last", KEY_LAST, "N", 0, "only the last N requests, and what happened meanwhile", 0},
+static const struct cox_option options[] = {
+    {"output", "FILE",
+     "write a trace for Perfetto (ui.perfetto.dev) to FILE; -: to standard output", .letter = 'o',
+     COX_TEXT(struct trace_choice, output)},
+    {"seconds", "SEC", "only what began so long ago at most",
+     COX_TAKE(struct trace_choice, range.seconds_ns, take_seconds)},
+    {"last", "N", "only the last N requests, and what happened meanwhile",
+     COX_NUMBER(struct trace_choice, range.last, 1, UINT32_MAX)},
     {0},
 };
 static const struct cox_option_group trace_options = {
-    .title = "The trace:", .options = options, .take = take, .check = check};
+    .title = "The trace:", .options = options, .check = check};
 
 const struct cox_command cox_command_trace = {
     .name = "trace",

@@ -10,10 +10,6 @@
 
 #define MISMATCH_SHOWN_MAX 5
 
-enum {
-    OPTION_MIN_ACCURACY = COX_OPTION_KEY(0),
-};
-
 struct eval {
     struct cox_prompt_job job;
     /* percent */
@@ -78,11 +74,9 @@ static int finish(void *context, int r, const struct cox_error *error)
     return r ? cox_exit_with(error) : report(e);
 }
 
-static int take_option(void *choice, int option, const char *value, struct cox_error *err)
+static int take_accuracy(void *member, const char *value, struct cox_error *err)
 {
-    struct eval *e = choice;
-    (void)option;
-    return cox_parse_real("--min-accuracy", value, 0, 100, &e->min_accuracy, err);
+    return cox_parse_real("--min-accuracy", value, 0, 100, member, err);
 }
 
 static int take_file(void *choice, int count, char *const *words, struct cox_error *err)
@@ -111,12 +105,12 @@ static void deinit(void *choice)
     free(e->answers);
 }
 
-static const struct argp_option options[] = {
-    {"min-accuracy", OPTION_MIN_ACCURACY, "P", 0,
-     "fail (status 1) below so many percent (default 0)", 0},
+static const struct cox_option options[] = {
+    {"min-accuracy", "P", "fail (status 1) below so many percent (default 0)",
+     COX_TAKE(struct eval, min_accuracy, take_accuracy)},
     {0},
 };
-static const struct cox_option_group eval_options = {.options = options, .take = take_option};
+static const struct cox_option_group eval_options = {.options = options};
 
 const struct cox_command cox_command_eval = {
     .name = "eval",

@@ -12,21 +12,6 @@
 #include <string.h>
 #include <unistd.h>
 
-enum {
-    OPTION_MAX_TOKENS = COX_OPTION_KEY(0),
-    OPTION_TEMPERATURE,
-    OPTION_TOP_K,
-    OPTION_TOP_P,
-    OPTION_SEED,
-    OPTION_FILE,
-    OPTION_TOKENS,
-    OPTION_JSON,
-    OPTION_SEQUENCES,
-    OPTION_LORA,
-    OPTION_PREFILL,
-    OPTION_DECODE,
-};
-
 struct generate {
     struct cox_prompt_job job;
     const char *file;
@@ -38,76 +23,26 @@ struct generate {
     int write_error;
 };
 
-static int parse_count(const char *what, const char *text, uint64_t max, uint32_t *ret_count,
-                       struct cox_error *err)
+static int take_temperature(void *member, const char *value, struct cox_error *err)
 {
-    uint64_t number;
-    int r = cox_parse_number(what, text, 1, max, &number, err);
-    if (!r)
-        *ret_count = (uint32_t)number;
+    double real = 0;
+    int r = cox_parse_real("--temperature", value, 0, 100, &real, err);
+    *(float *)member = (float)real;
     return r;
 }
 
-static int sampling_option(struct generate *g, int option, const char *value, struct cox_error *err)
+static int take_top_p(void *member, const char *value, struct cox_error *err)
 {
-    struct cox_prompt_sampling *sampling = &g->job.complete.sampling;
     double real = 0;
-    uint64_t number = 0;
-    int r;
-    switch (option) {
-    case OPTION_TEMPERATURE:
-        r = cox_parse_real("--temperature", value, 0, 100, &real, err);
-        sampling->temperature = (float)real;
-        return r;
-    case OPTION_TOP_P:
-        r = cox_parse_real("--top-p", value, 1e-6, 1, &real, err);
-        sampling->top_p = (float)real;
-        return r;
-    case OPTION_TOP_K:
-        r = cox_parse_number("--top-k", value, 0, INT32_MAX, &number, err);
-        sampling->top_k = (int32_t)number;
-        return r;
-    default:
-        r = cox_parse_number("--seed", value, 0, INT32_MAX, &number, err);
-        sampling->seed = (int32_t)number;
-        return r;
-    }
+    int r = cox_parse_real("--top-p", value, 1e-6, 1, &real, err);
+    *(float *)member = (float)real;
+    return r;
 }
 
-static int take_option(void *choice, int option, const char *value, struct cox_error *err)
+static int take_lora(void *member, const char *value, struct cox_error *err)
 {
-    struct generate *g = choice;
-    struct cox_complete_options *complete = &g->job.complete;
-    switch (option) {
-    case OPTION_TEMPERATURE:
-    case OPTION_TOP_K:
-    case OPTION_TOP_P:
-    case OPTION_SEED:
-        return sampling_option(g, option, value, err);
-    case OPTION_MAX_TOKENS:
-        return parse_count("--max-tokens", value, INT32_MAX, &complete->new_count_max, err);
-    case OPTION_SEQUENCES:
-        return parse_count("--sequences", value, 4096, &complete->engine_loop.sequence_count_max,
-                           err);
-    case OPTION_FILE:
-        g->file = value;
-        return 0;
-    case OPTION_TOKENS:
-        g->job.tokens = true;
-        return 0;
-    case OPTION_JSON:
-        g->json = true;
-        return 0;
-    case OPTION_LORA:
-        complete->lora = value;
-        return *value ? 0 : cox_fail(err, COX_INVALID, "--lora: expected an adapter name");
-    case OPTION_PREFILL:
-        g->job.prefill = value;
-        return cox_name_check(value, err);
-    default: /* OPTION_DECODE */
-        g->job.decode = value;
-        return cox_name_check(value, err);
-    }
+    *(const char **)member = value;
+    return *value ? 0 : cox_fail(err, COX_INVALID, "--lora: expected an adapter name");
 }
 
 static int take_prompts(void *choice, int count, char *const *texts, struct cox_error *err)
@@ -322,39 +257,42 @@ static void deinit(void *choice)
     cox_prompt_job_deinit(&g->job);
 }
 
-static const struct argp_option options[] = {
-    {"file", OPTION_FILE, "FILE", 0, "prompts are the lines of FILE; - is standard input", 0},
-    {"max-tokens", OPTION_MAX_TOKENS, "N", 0,
-     "generate so many tokens at most, from 1 (default 256, or what fits)", 0},
-    {"temperature", OPTION_TEMPERATURE, "T", 0,
-     "0 to 100; 0, the default, always takes the likeliest token", 0},
-    {"top-k", OPTION_TOP_K, "K", 0, "draw from the K likeliest tokens only (0: all)", 0},
-    {"top-p", OPTION_TOP_P, "P", 0,
-     "draw from the likeliest tokens of total probability P, up to 1, the default: all", 0},
-    {"seed", OPTION_SEED, "S", 0, "the same seed draws the same tokens; 0 (default) to 2147483647",
-     0},
-    {"tokens", OPTION_TOKENS, NULL, 0,
-     "prompts are token ids with blanks between; so is the output", 0},
-    {"json", OPTION_JSON, NULL, 0, "one JSON object a line: prompt, text, tokens, finish", 0},
-    {"sequences", OPTION_SEQUENCES, "N", 0,
-     "run so many prompts at a time, 1 to 4096 (default 64); 1: one after the other", 0},
-    {"lora", OPTION_LORA, "ADAPTER", 0,
-     "compute with this LoRA adapter of the running group (coxswain lora load)", 0},
+static const struct cox_option options[] = {
+    {"file", "FILE", "prompts are the lines of FILE; - is standard input",
+     COX_TEXT(struct generate, file)},
+    {"max-tokens", "N", "generate so many tokens at most, from 1 (default 256, or what fits)",
+     COX_COUNT(struct generate, job.complete.new_count_max, 1, INT32_MAX)},
+    {"temperature", "T", "0 to 100; 0, the default, always takes the likeliest token",
+     COX_TAKE(struct generate, job.complete.sampling.temperature, take_temperature)},
+    {"top-k", "K", "draw from the K likeliest tokens only (0: all)",
+     COX_COUNT(struct generate, job.complete.sampling.top_k, 0, INT32_MAX)},
+    {"top-p", "P",
+     "draw from the likeliest tokens of total probability P, up to 1, the default: all",
+     COX_TAKE(struct generate, job.complete.sampling.top_p, take_top_p)},
+    {"seed", "S", "the same seed draws the same tokens; 0 (default) to 2147483647",
+     COX_COUNT(struct generate, job.complete.sampling.seed, 0, INT32_MAX)},
+    {"tokens", NULL, "prompts are token ids with blanks between; so is the output",
+     COX_FLAG(struct generate, job.tokens)},
+    {"json", NULL, "one JSON object a line: prompt, text, tokens, finish",
+     COX_FLAG(struct generate, json)},
+    {"sequences", "N",
+     "run so many prompts at a time, 1 to 4096 (default 64); 1: one after the other",
+     COX_COUNT(struct generate, job.complete.engine_loop.sequence_count_max, 1, 4096)},
+    {"lora", "ADAPTER", "compute with this LoRA adapter of the running group (coxswain lora load)",
+     COX_TAKE(struct generate, job.complete.lora, take_lora)},
     {0},
 };
-static const struct cox_option_group generate_options = {
-    .options = options, .take = take_option, .check = check};
+static const struct cox_option_group generate_options = {.options = options, .check = check};
 
-static const struct argp_option split_options[] = {
-    {"prefill", OPTION_PREFILL, "A", 0, "the group that computes the prompts", 0},
-    {"decode", OPTION_DECODE, "B", 0, "the group that pulls their keys and values, and generates",
-     0},
+static const struct cox_option split_options[] = {
+    {"prefill", "A", "the group that computes the prompts", COX_NAME(struct generate, job.prefill)},
+    {"decode", "B", "the group that pulls their keys and values, and generates",
+     COX_NAME(struct generate, job.decode)},
     {0},
 };
 static const struct cox_option_group split_group = {
     .title = "Two running groups (coxswain run --role), linked where they are not yet:",
     .options = split_options,
-    .take = take_option,
 };
 
 const struct cox_command cox_command_generate = {

@@ -138,7 +138,7 @@ static int init_file_take(struct cox_init_choice *choice, const char *path, stru
     return r;
 }
 
-int cox_init_choice_take(struct cox_init_choice *choice, const char *text, struct cox_error *err)
+int cox_init_choice_take(void *choice, const char *text, struct cox_error *err)
 {
     return text[0] == '@' && text[1] ? init_file_take(choice, text + 1, err)
                                      : entry_take(choice, text, err);

@@ -12,17 +12,6 @@
 #include <string.h>
 #include <unistd.h>
 
-enum {
-    OPTION_NAME = COX_OPTION_KEY(0),
-    OPTION_NODE,
-    OPTION_CLUSTER,
-    OPTION_MODEL,
-    OPTION_WORKER,
-    OPTION_CRASH_DIR,
-    OPTION_LOG_FORMAT,
-    OPTION_STAY,
-};
-
 struct node_command {
     const char *cluster;
     struct cox_nodes_choice nodes;
@@ -35,40 +24,6 @@ struct node_command {
     bool stay;
     _Atomic int signal_number;
 };
-
-static int take_option(void *choice, int key, const char *value, struct cox_error *err)
-{
-    struct node_command *node = choice;
-    int r;
-    switch (key) {
-    case OPTION_NAME:
-        node->group.name = value;
-        return cox_name_check(value, err);
-    case OPTION_NODE:
-        node->node = value;
-        return 0;
-    case OPTION_CLUSTER:
-        node->cluster = value;
-        return 0;
-    case OPTION_MODEL:
-        node->group.model = value;
-        return 0;
-    case OPTION_WORKER:
-        node->group.worker = value;
-        return 0;
-    case OPTION_CRASH_DIR:
-        node->group.crash_dir = value;
-        return 0;
-    case OPTION_LOG_FORMAT:
-        r = cox_log_format_parse(value, &node->log_format, err);
-        if (r == 0)
-            cox_console_set_format(node->log_format);
-        return r;
-    default: /* OPTION_STAY */
-        node->stay = true;
-        return 0;
-    }
-}
 
 /* Before a lead comes, whose whole start it would fail. One of PATH is not looked for. */
 static int program_check(const char *program, struct cox_error *err)
@@ -196,29 +151,33 @@ static int run(void *choice)
     return COX_EXIT_OK;
 }
 
-static const struct argp_option options[] = {
-    {"name", OPTION_NAME, "NAME", 0, "name of the group, as the lead has it", 0},
-    {"node", OPTION_NODE, "NAME", 0,
+static const struct cox_option options[] = {
+    {"name", "NAME", "name of the group, as the lead has it",
+     COX_NAME(struct node_command, group.name)},
+    {"node", "NAME",
      "name of this machine among the nodes of the cluster's file; its certificate is "
      "node-NAME.pem",
-     0},
-    {"cluster", OPTION_CLUSTER, "FILE", 0,
-     "the cluster: a JSON object, the same for the lead and all nodes (see below)", 0},
-    {"model", OPTION_MODEL, "DIR", 0,
+     COX_TEXT(struct node_command, node)},
+    {"cluster", "FILE",
+     "the cluster: a JSON object, the same for the lead and all nodes (see below)",
+     COX_TEXT(struct node_command, cluster)},
+    {"model", "DIR",
      "model folder on this machine; its content must be that of the lead's (default: the model that "
      "came with the program)",
-     0},
-    {"worker", OPTION_WORKER, "PATH", 0, "worker program (default: coxswain-worker)", 0},
-    {"crash-dir", OPTION_CRASH_DIR, "DIR", 0,
-     "what the ranks of this machine did when something failed (see coxswain run)", 0},
-    {"stay", OPTION_STAY, NULL, 0,
-     "when the group has ended, or its lead is lost for good, wait for another lead", 0},
-    {"log-format", OPTION_LOG_FORMAT, "text|json", 0,
+     COX_TEXT(struct node_command, group.model)},
+    {"worker", "PATH", "worker program (default: coxswain-worker)",
+     COX_TEXT(struct node_command, group.worker)},
+    {"crash-dir", "DIR",
+     "what the ranks of this machine did when something failed (see coxswain run)",
+     COX_TEXT(struct node_command, group.crash_dir)},
+    {"stay", NULL, "when the group has ended, or its lead is lost for good, wait for another lead",
+     COX_FLAG(struct node_command, stay)},
+    {"log-format", "text|json",
      "lines of standard error with time and level, as text or as JSON objects, one for each event",
-     0},
+     COX_TAKE(struct node_command, log_format, cox_console_take_format)},
     {0},
 };
-static const struct cox_option_group node_options = {.options = options, .take = take_option};
+static const struct cox_option_group node_options = {.options = options};
 
 const struct cox_command cox_command_node = {
     .name = "node",

@@ -26,25 +26,6 @@ struct finish {
 
 /* ---- options ---- */
 
-enum {
-    OPTION_INIT = COX_OPTION_KEY(0x2000),
-    OPTION_QUIET,
-};
-
-static int take(void *choice, int option, const char *value, struct cox_error *err)
-{
-    struct cox_prompt_job *job = choice;
-    switch (option) {
-    case OPTION_INIT:
-        return cox_init_choice_take(&job->init, value, err);
-    case OPTION_QUIET:
-        job->quiet = true;
-        return 0;
-    default:
-        return cox_layout_option_group.take(&job->group, option, value, err);
-    }
-}
-
 /* The first option given that is for a group to start; NULL: none. */
 static const char *start_option(const struct cox_prompt_job *job)
 {
@@ -70,34 +51,37 @@ static int check(const void *choice, struct cox_error *err)
     return 0;
 }
 
-static const struct argp_option options[] = {
-    {"name", COX_OPTION_NAME, "NAME", 0,
+static const struct cox_option options[] = {
+    {"name", "NAME",
      "a group that coxswain run keeps (default: one with the other options here is started, and "
      "ended)",
-     0},
-    {"ranks", 'n', "N", 0, "its worker processes, 1 to 128 (default 2)", 0},
-    {"model", COX_OPTION_MODEL, "DIR", 0,
+     COX_NAME(struct cox_prompt_job, group.name)},
+    {"ranks", "N", "its worker processes, 1 to 128 (default 2)", .letter = 'n',
+     COX_COUNT(struct cox_prompt_job, group.rank_count, 1, COX_RANK_COUNT_MAX),
+     COX_GIVEN(struct cox_prompt_job, group.rank_count_given)},
+    {"model", "DIR",
      "folder of its model: config.json, model.safetensors and, for prompts that are text, "
      "tokenizer.json (default: the model that came with the program)",
-     0},
-    {"worker", COX_OPTION_WORKER, "PATH", 0,
+     COX_TEXT(struct cox_prompt_job, group.model)},
+    {"worker", "PATH",
      "its worker program, or \"PROGRAM ARGUMENT...\" (default: $COXSWAIN_WORKER, coxswain-worker "
      "beside this program, or in PATH)",
-     0},
-    {"legacy-workers", COX_OPTION_LEGACY_WORKERS, NULL, 0,
-     "its workers have the names, sizes and rules of MindIE-LLM workers", 0},
-    {"init", OPTION_INIT, "KEY=VALUE", 0,
-     "configuration that its workers get at init; may be repeated. --init @FILE: a JSON object", 0},
-    {"timeout", COX_OPTION_TIMEOUT, "SEC", 0,
+     COX_TEXT(struct cox_prompt_job, group.worker)},
+    {"legacy-workers", NULL, "its workers have the names, sizes and rules of MindIE-LLM workers",
+     COX_FLAG(struct cox_prompt_job, group.legacy_workers)},
+    {"init", "KEY=VALUE",
+     "configuration that its workers get at init; may be repeated. --init @FILE: a JSON object",
+     COX_TAKE(struct cox_prompt_job, init, cox_init_choice_take)},
+    {"timeout", "SEC",
      "time that a step may take (default 30); on a running group: give up after so long without a "
      "reply (default: never)",
-     0},
-    {"quiet", OPTION_QUIET, NULL, 0,
-     "neither the workers' output nor progress nor a summary on standard error", 0},
+     COX_SECONDS(struct cox_prompt_job, group.step_ms)},
+    {"quiet", NULL, "neither the workers' output nor progress nor a summary on standard error",
+     COX_FLAG(struct cox_prompt_job, quiet)},
     {0},
 };
 const struct cox_option_group cox_prompt_job_option_group = {
-    .title = "The group:", .options = options, .take = take, .check = check};
+    .title = "The group:", .options = options, .check = check};
 
 void cox_prompt_job_init(struct cox_prompt_job *job, const char *command)
 {

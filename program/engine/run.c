@@ -20,16 +20,6 @@
 #include <string.h>
 #include <unistd.h>
 
-enum {
-    OPTION_INIT = COX_OPTION_KEY(0),
-    OPTION_ADAPTER,
-    OPTION_CLUSTER,
-    OPTION_ROLE,
-    OPTION_STEP_TOKENS,
-    OPTION_METRICS,
-    OPTION_LOG_FORMAT,
-};
-
 /* Time for the ranks to receive their role. */
 #define ROLE_MS 10000
 /* For a standard output that is read slowly or not at all. */
@@ -166,33 +156,9 @@ struct run_command {
     struct cox_engine_group_options options;
 };
 
-static int take_option(void *choice, int option, const char *value, struct cox_error *err)
+static int take_role(void *member, const char *value, struct cox_error *err)
 {
-    struct run_command *run = choice;
-    uint64_t number;
-    int r;
-    switch (option) {
-    case OPTION_ROLE:
-        return cox_role_parse(value, &run->role, err);
-    case OPTION_INIT:
-        return cox_init_choice_take(&run->init, value, err);
-    case OPTION_CLUSTER:
-        run->cluster = value;
-        return 0;
-    case OPTION_ADAPTER:
-        return cox_adapter_choice_take(&run->adapters, value, err);
-    case OPTION_LOG_FORMAT:
-        r = cox_log_format_parse(value, &run->log_format, err);
-        if (!r)
-            cox_console_set_format(run->log_format);
-        return r;
-    case OPTION_STEP_TOKENS:
-        r = cox_parse_number("--step-tokens", value, 1, INT32_MAX, &number, err);
-        run->options.step_tokens = r ? 0 : (uint32_t)number;
-        return r;
-    default: /* OPTION_METRICS */
-        return cox_http_address_parse(value, &run->metrics, err);
-    }
+    return cox_role_parse(value, member, err);
 }
 
 static int choose_external(struct run_command *run, int count, char *const *words,
@@ -344,34 +310,33 @@ static void deinit(void *choice)
     cox_nodes_choice_deinit(&run->nodes);
 }
 
-static const struct argp_option options[] = {
-    {"init", OPTION_INIT, "KEY=VALUE", 0,
+static const struct cox_option options[] = {
+    {"init", "KEY=VALUE",
      "configuration that every worker gets at init; may be repeated. --init @FILE: a JSON object of "
      "strings, numbers, true and false; KEY=VALUE takes precedence",
-     0},
-    {"cluster", OPTION_CLUSTER, "FILE", 0,
+     COX_TAKE(struct run_command, init, cox_init_choice_take)},
+    {"cluster", "FILE",
      "the ranks are on several machines, where coxswain node runs with the same FILE: a JSON object "
      "of servers, certificates and nodes (coxswain node --help)",
-     0},
-    {"adapter", OPTION_ADAPTER, "NAME=DIR", 0,
-     "load this LoRA adapter at the start (see coxswain lora)", 0},
-    {"role", OPTION_ROLE, "prefill|decode|standard", 0,
+     COX_TEXT(struct run_command, cluster)},
+    {"adapter", "NAME=DIR", "load this LoRA adapter at the start (see coxswain lora)",
+     COX_TAKE(struct run_command, adapters, cox_adapter_choice_take)},
+    {"role", "prefill|decode|standard",
      "prefill: computes prompts, and keeps their KV blocks for a decode group; decode: continues "
      "them; standard, the default: both (coxswain role changes it)",
-     0},
-    {"metrics", OPTION_METRICS, "ADDRESS", 0,
+     COX_TAKE(struct run_command, role, take_role)},
+    {"metrics", "ADDRESS",
      "serve /metrics for Prometheus, /healthz and /readyz at ADDRESS:PORT, at PORT of 127.0.0.1, "
      "or at unix:PATH",
-     0},
-    {"step-tokens", OPTION_STEP_TOKENS, "N", 0, "compute so many tokens in one step (default 512)",
-     0},
-    {"log-format", OPTION_LOG_FORMAT, "text|json", 0,
+     COX_TAKE(struct run_command, metrics, cox_http_address_take)},
+    {"step-tokens", "N", "compute so many tokens in one step (default 512)",
+     COX_COUNT(struct run_command, options.step_tokens, 1, INT32_MAX)},
+    {"log-format", "text|json",
      "lines of standard error with time and level, as text or as JSON objects, one for each event",
-     0},
+     COX_TAKE(struct run_command, log_format, cox_console_take_format)},
     {0},
 };
-static const struct cox_option_group run_options = {
-    .options = options, .take = take_option, .check = check};
+static const struct cox_option_group run_options = {.options = options, .check = check};
 
 const struct cox_command cox_command_run = {
     .name = "run",

@@ -76,11 +76,11 @@ static int parse(const char *text, union cox_http_sockaddr *ret_address, socklen
     return 0;
 }
 
-int cox_http_address_parse(const char *text, struct cox_http_address *ret_address,
-                           struct cox_error *err)
+int cox_http_address_take(void *member, const char *text, struct cox_error *err)
 {
-    ret_address->text = text;
-    return parse(text, &ret_address->at, &ret_address->size, err);
+    struct cox_http_address *address = member;
+    address->text = text;
+    return parse(text, &address->at, &address->size, err);
 }
 
 /* A socket that nobody listens on is of a process that died. */

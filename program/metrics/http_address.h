@@ -32,9 +32,8 @@ struct cox_http_address {
     socklen_t size;
 };
 
-/* Returns 0, or COX_INVALID. */
-int cox_http_address_parse(const char *text, struct cox_http_address *ret_address,
-                           struct cox_error *err);
+/* Into a struct cox_http_address. Returns 0, or COX_INVALID. */
+int cox_http_address_take(void *address, const char *text, struct cox_error *err);
 /* Returns a non-blocking fd that listens, or -errno. */
 int cox_http_address_listen(const struct cox_http_address *address);
 /* Where the fd listens: "http://127.0.0.1:9400/metrics", or "unix:PATH". */

@@ -12,8 +12,6 @@
 /* Of 128 ranks, and others that ask at the same time. */
 #define TIMEOUT_MS 35000
 
-enum { KEY_RANK = COX_OPTION_KEY(0x100) };
-
 typedef CoxswainControl__StacksReply stacks_reply;
 
 struct stacks_choice {
@@ -66,17 +64,6 @@ static void print(const void *context, const ProtobufCMessage *message)
     }
 }
 
-static int take(void *context, int key, const char *value, struct cox_error *err)
-{
-    struct stacks_choice *choice = context;
-    uint64_t number;
-    (void)key; /* KEY_RANK */
-    int r = cox_parse_number("--rank", value, 0, COX_RANK_COUNT_MAX - 1, &number, err);
-    choice->rank_given = r == 0;
-    choice->rank = r ? 0 : (uint32_t)number;
-    return r;
-}
-
 static int run(void *context)
 {
     const struct stacks_choice *choice = context;
@@ -89,12 +76,14 @@ static int run(void *context)
     return cox_client_command_run(&command, &choice->connection, choice);
 }
 
-static const struct argp_option options[] = {
-    {"rank", KEY_RANK, "R", 0, "of this rank alone", 0},
+static const struct cox_option options[] = {
+    {"rank", "R", "of this rank alone",
+     COX_COUNT(struct stacks_choice, rank, 0, COX_RANK_COUNT_MAX - 1),
+     COX_GIVEN(struct stacks_choice, rank_given)},
     {0},
 };
-static const struct cox_option_group stacks_options = {
-    .title = "Which stacks:", .options = options, .take = take};
+static const struct cox_option_group stacks_options = {.title = "Which stacks:",
+                                                       .options = options};
 
 const struct cox_command cox_command_stacks = {
     .name = "stacks",

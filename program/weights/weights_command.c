@@ -12,8 +12,6 @@
 
 #define TIMEOUT_MS 5000
 
-enum { KEY_ALL = COX_OPTION_KEY(0), KEY_STAY, KEY_JSON };
-
 enum action { LIST, DROP, HOLD };
 
 struct weights_choice {
@@ -132,17 +130,6 @@ static int take_words(void *context, int count, char *const *words, struct cox_e
     return 0;
 }
 
-static int take(void *context, int key, const char *value, struct cox_error *err)
-{
-    struct weights_choice *choice = context;
-    (void)value;
-    (void)err;
-    choice->all = choice->all || key == KEY_ALL;
-    choice->stay = choice->stay || key == KEY_STAY;
-    choice->json = choice->json || key == KEY_JSON;
-    return 0;
-}
-
 static int run(void *context)
 {
     const struct weights_choice *choice = context;
@@ -157,13 +144,13 @@ static int run(void *context)
     return list(choice->json);
 }
 
-static const struct argp_option options[] = {
-    {"json", KEY_JSON, NULL, 0, "of list: one JSON array", 0},
-    {"all", KEY_ALL, NULL, 0, "of drop: all weights", 0},
-    {"stay", KEY_STAY, NULL, 0, "of hold: stay when nothing is held", 0},
+static const struct cox_option options[] = {
+    {"json", NULL, "of list: one JSON array", COX_FLAG(struct weights_choice, json)},
+    {"all", NULL, "of drop: all weights", COX_FLAG(struct weights_choice, all)},
+    {"stay", NULL, "of hold: stay when nothing is held", COX_FLAG(struct weights_choice, stay)},
     {0},
 };
-static const struct cox_option_group weights_options = {.options = options, .take = take};
+static const struct cox_option_group weights_options = {.options = options};
 
 const struct cox_command cox_command_weights = {
     .name = "weights",

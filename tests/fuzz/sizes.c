@@ -44,24 +44,27 @@ static void values(const char *text)
     }
 }
 
+/* Of those of a group, counted round and round. */
+static const struct cox_option *option_at(uint8_t number)
+{
+    static const struct cox_option_group *const groups[] = {
+        &cox_layout_option_group, &cox_start_option_group, &cox_death_option_group};
+    for (size_t g = 0;; g = (g + 1) % (sizeof groups / sizeof groups[0]))
+        for (const struct cox_option *option = groups[g]->options; option->name; option++)
+            if (number-- == 0)
+                return option;
+}
+
 /* Lines of: an option (one byte), and its value. */
 static void coordinator_options(char **arguments, int count)
 {
     struct cox_group_choice options;
     cox_group_choice_init(&options);
     for (int a = 1; a < count; a++) {
-        static const int known[] = {'n',
-                                    COX_OPTION_NAME,
-                                    COX_OPTION_DEPTH,
-                                    COX_OPTION_LEGACY_WORKERS,
-                                    COX_OPTION_SIZE,
-                                    COX_OPTION_CRASH_DIR,
-                                    COX_OPTION_START_TIMEOUT,
-                                    COX_OPTION_TIMEOUT};
-        int option = known[(uint8_t)arguments[a][0] % (sizeof known / sizeof known[0])];
+        const struct cox_option *option = option_at((uint8_t)arguments[a][0]);
         struct cox_error err = {0};
         const char *value = arguments[a][0] ? arguments[a] + 1 : arguments[a];
-        if (cox_layout_option_group.take(&options, option, value, &err))
+        if (cox_option_take(option, &options, value, &err))
             fuzz_check_error(COX_INVALID, &err);
     }
     FUZZ_CHECK(options.rank_count >= 1 && options.rank_count <= COX_RANK_COUNT_MAX);

@@ -38,7 +38,7 @@ EXEMPT = {
     ("program/command/status_command.c", 'status->legacy ? " (legacy workers)"'): SHOWN,
     ("coordinator/executor/executor.c", ".legacy_workers = options->workers.legacy"): OPTION,
     ("program/cli/group_options.h", "bool legacy_workers;"): OPTION,
-    ("program/cli/group_options.c", "options->legacy_workers = true;"): OPTION,
+    ("program/engine/prompt_job.c", "COX_FLAG(struct cox_prompt_job, group.legacy_workers)"): OPTION,
     ("program/cli/group_options.c", '"named") != 0'): OPTION,
     ("program/cli/group_options.c", "? COX_ATTACH_SEALED : COX_ATTACH_NAMED"): OPTION,
     ("program/cli/group_options.c", ".legacy_workers = options->legacy_workers"): OPTION,
