@@ -394,35 +394,34 @@ int cox_client_ask(struct cox_client *client, const struct CoxswainControl__Cont
     return 0;
 }
 
-int cox_client_expect(struct cox_client *client,
-                      const struct CoxswainControl__ControlRequest *request, int reply_case,
-                      uint64_t deadline_ns, struct CoxswainControl__ControlReply **ret_reply,
+int cox_client_expect(struct cox_client *client, int request_case, const ProtobufCMessage *body,
+                      int reply_case, uint64_t deadline_ns, const ProtobufCMessage **ret_body,
                       struct cox_error *err)
 {
+    control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
     control_reply *reply = NULL;
-    int r = cox_client_ask(client, request, deadline_ns, &reply, err);
+    request.request_case = (CoxswainControl__ControlRequest__RequestCase)request_case;
+    /* All bodies are pointers in one union. */
+    request.status = (CoxswainControl__StatusRequest *)(uintptr_t)body;
+    int r = cox_client_ask(client, &request, deadline_ns, &reply, err);
     if (r)
         return r;
     if ((int)reply->reply_case != reply_case)
         return cox_fail(err, COX_CORRUPT, "the group's reply is not one to this request");
-    *ret_reply = reply;
+    *ret_body = &reply->status->base;
     return 0;
 }
 
 int cox_client_status(struct cox_client *client, uint64_t deadline_ns,
                       struct CoxswainControl__StatusReply **ret_status, struct cox_error *err)
 {
-    CoxswainControl__StatusRequest status = COXSWAIN_CONTROL__STATUS_REQUEST__INIT;
-    control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
-    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STATUS;
-    request.status = &status;
-    control_reply *reply = NULL;
-    int r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_STATUS,
+    const CoxswainControl__StatusRequest status = COXSWAIN_CONTROL__STATUS_REQUEST__INIT;
+    const ProtobufCMessage *reply = NULL;
+    int r = cox_client_expect(client, COX_REQUEST(STATUS), &status.base, COX_REPLY(STATUS),
                               deadline_ns, &reply, err);
-    if (r)
-        return r;
-    *ret_status = reply->status;
-    return 0;
+    if (!r)
+        *ret_status = (struct CoxswainControl__StatusReply *)(uintptr_t)reply;
+    return r;
 }
 
 /* ---- the watch ---- */

@@ -12,6 +12,8 @@
 #define COX_PROGRAM_CLIENT_H
 
 #include <coxswain/base.h>
+
+#include <protobuf-c/protobuf-c.h>
 #include "proto/wire.h"
 #include "coordinator/server/stream.h"
 #include "health.h"
@@ -73,11 +75,13 @@ int cox_client_ask(struct cox_client *client, const struct CoxswainControl__Cont
  * -ENOMEM. */
 int cox_client_next(struct cox_client *client, struct CoxswainControl__ControlReply **ret_reply,
                     struct cox_error *err);
-/* As ask, for one kind of reply: its reply_case. COX_CORRUPT: it is another one. */
-int cox_client_expect(struct cox_client *client,
-                      const struct CoxswainControl__ControlRequest *request, int reply_case,
-                      uint64_t deadline_ns, struct CoxswainControl__ControlReply **ret_reply,
+/* As ask, of a request with this body, for one kind of reply. *ret_body: the reply's, lent until
+ * the next request. COX_CORRUPT: it is another one. */
+int cox_client_expect(struct cox_client *client, int request_case, const ProtobufCMessage *body,
+                      int reply_case, uint64_t deadline_ns, const ProtobufCMessage **ret_body,
                       struct cox_error *err);
+#define COX_REQUEST(name) COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_##name
+#define COX_REPLY(name) COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_##name
 int cox_client_status(struct cox_client *client, uint64_t deadline_ns,
                       struct CoxswainControl__StatusReply **ret_status, struct cox_error *err);
 

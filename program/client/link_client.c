@@ -1,5 +1,6 @@
 #include "link_client.h"
 
+#include "channel/base/idioms.h"
 #include "coordinator/server/group_links.h"
 #include "proto/control.pb-c.h"
 
@@ -12,9 +13,6 @@
 /* Added to the deadline: the group itself fails at the deadline, and its error names the late rank.
  */
 #define REPLY_NS (2 * COX_NSEC_PER_SEC)
-
-typedef CoxswainControl__ControlRequest control_request;
-typedef CoxswainControl__ControlReply control_reply;
 
 static uint64_t ms_until(uint64_t deadline_ns)
 {
@@ -32,20 +30,18 @@ int cox_client_kv_info(struct cox_client *client, int64_t hold, uint64_t deadlin
                        struct CoxswainControl__KvInfoReply **ret_info, struct cox_error *err)
 {
     CoxswainControl__KvInfoRequest info = COXSWAIN_CONTROL__KV_INFO_REQUEST__INIT;
-    control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
-    control_reply *reply = NULL;
+    const ProtobufCMessage *reply = NULL;
     info.has_hold = hold != 0;
     info.hold = hold;
-    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_KV_INFO;
-    request.kv_info = &info;
-    int r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_KV_INFO,
+    int r = cox_client_expect(client, COX_REQUEST(KV_INFO), &info.base, COX_REPLY(KV_INFO),
                               deadline_ns, &reply, err);
-    if (!r && (!reply->kv_info->has_remote_info || !reply->kv_info->has_epoch ||
-               (hold && !reply->kv_info->hold)))
-        r = cox_fail(err, COX_CORRUPT, "what the group says of its KV caches is not complete");
-    if (!r)
-        *ret_info = reply->kv_info;
-    return r;
+    if (r)
+        return r;
+    CoxswainControl__KvInfoReply *told = (CoxswainControl__KvInfoReply *)(uintptr_t)reply;
+    if (!told->has_remote_info || !told->has_epoch || (hold && !told->hold))
+        return cox_fail(err, COX_CORRUPT, "what the group says of its KV caches is not complete");
+    *ret_info = told;
+    return 0;
 }
 
 int cox_client_link_status(struct cox_client *client, uint64_t deadline_ns,
@@ -53,16 +49,12 @@ int cox_client_link_status(struct cox_client *client, uint64_t deadline_ns,
                            struct cox_error *err)
 {
     CoxswainControl__LinkStatusRequest status = COXSWAIN_CONTROL__LINK_STATUS_REQUEST__INIT;
-    control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
-    control_reply *reply = NULL;
-    status.has_timeout_ms = true;
-    status.timeout_ms = ms_until(deadline_ns);
-    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK_STATUS;
-    request.link_status = &status;
-    int r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_LINK_STATUS,
-                              reply_deadline_ns(deadline_ns), &reply, err);
+    const ProtobufCMessage *reply = NULL;
+    COX_SET(&status, timeout_ms, ms_until(deadline_ns));
+    int r = cox_client_expect(client, COX_REQUEST(LINK_STATUS), &status.base,
+                              COX_REPLY(LINK_STATUS), reply_deadline_ns(deadline_ns), &reply, err);
     if (!r)
-        *ret_status = reply->link_status;
+        *ret_status = (struct CoxswainControl__LinkStatusReply *)(uintptr_t)reply;
     return r;
 }
 
@@ -107,19 +99,14 @@ int cox_link_groups(struct cox_client *reader, struct cox_client *owner, const c
 {
     CoxswainControl__KvInfoReply *info;
     CoxswainControl__LinkRequest link = COXSWAIN_CONTROL__LINK_REQUEST__INIT;
-    control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
-    control_reply *reply = NULL;
+    const ProtobufCMessage *reply = NULL;
     int r = cox_client_kv_info(owner, 0, deadline_ns, &info, err);
     if (r)
         return r;
     uint64_t epoch = info->epoch;
-    link.has_remote_info = true;
-    link.remote_info = info->remote_info;
-    link.has_timeout_ms = true;
-    link.timeout_ms = ms_until(deadline_ns);
-    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK;
-    request.link = &link;
-    r = cox_client_expect(reader, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE,
+    COX_SET(&link, remote_info, info->remote_info);
+    COX_SET(&link, timeout_ms, ms_until(deadline_ns));
+    r = cox_client_expect(reader, COX_REQUEST(LINK), &link.base, COX_REPLY(DONE),
                           reply_deadline_ns(deadline_ns), &reply, err);
     if (!r && wait)
         r = link_await(reader, owner_name, deadline_ns, err);

@@ -19,8 +19,6 @@
 /* Between two requests for the state. */
 #define POLL_NS (20 * COX_NSEC_PER_MSEC)
 
-typedef CoxswainControl__ControlRequest control_request;
-typedef CoxswainControl__ControlReply control_reply;
 typedef CoxswainControl__LinkState link_message;
 typedef CoxswainControl__LinkStatusReply links_reply;
 
@@ -104,16 +102,12 @@ static int ask_unlink(const void *context, struct cox_client *client, uint64_t t
 {
     const struct link_choice *choice = context;
     CoxswainControl__LinkRequest link = COXSWAIN_CONTROL__LINK_REQUEST__INIT;
-    control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
-    control_reply *reply = NULL;
+    const ProtobufCMessage *done = NULL;
     (void)ret_reply;
     link.unlink = (char *)(uintptr_t)choice->word;
-    link.has_timeout_ms = true;
-    link.timeout_ms = timeout_ms;
-    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK;
-    request.link = &link;
-    return cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE,
-                             deadline_ns, &reply, err);
+    COX_SET(&link, timeout_ms, timeout_ms);
+    return cox_client_expect(client, COX_REQUEST(LINK), &link.base, COX_REPLY(DONE), deadline_ns,
+                             &done, err);
 }
 
 static int run_unlink(void *choice)
@@ -263,8 +257,7 @@ static int ask_role(const void *context, struct cox_client *client, uint64_t tim
     const struct link_choice *choice = context;
     CoxswainControl__RoleRequest role = COXSWAIN_CONTROL__ROLE_REQUEST__INIT;
     CoxswainControl__StatusReply *status;
-    control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
-    control_reply *reply = NULL;
+    const ProtobufCMessage *done = NULL;
     enum cox_role wanted = COX_ROLE_STANDARD;
     int r = choice->word ? cox_role_parse(choice->word, &wanted, err)
                          : cox_client_status(client, deadline_ns, &status, err);
@@ -274,13 +267,10 @@ static int ask_role(const void *context, struct cox_client *client, uint64_t tim
         *ret_reply = &status->base;
         return 0;
     }
-    role.has_role = role.has_timeout_ms = true;
-    role.role = wanted;
-    role.timeout_ms = timeout_ms;
-    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_ROLE;
-    request.role = &role;
-    return cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE,
-                             deadline_ns, &reply, err);
+    COX_SET(&role, role, wanted);
+    COX_SET(&role, timeout_ms, timeout_ms);
+    return cox_client_expect(client, COX_REQUEST(ROLE), &role.base, COX_REPLY(DONE), deadline_ns,
+                             &done, err);
 }
 
 static void print_role(const void *choice, const ProtobufCMessage *message)

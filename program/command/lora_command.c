@@ -1,6 +1,7 @@
 /* coxswain lora: loads LoRA adapters into the ranks of a running group, unloads and lists them. */
 #include "program/cli/command.h"
 
+#include "channel/base/idioms.h"
 #include "program/cli/adapter_options.h"
 #include "proto/control.pb-c.h"
 #include "program/cli/client_command.h"
@@ -81,22 +82,17 @@ static int ask(const void *context, struct cox_client *client, uint64_t timeout_
 {
     const struct lora_choice *choice = context;
     CoxswainControl__LoraRequest lora = COXSWAIN_CONTROL__LORA_REQUEST__INIT;
-    CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
-    CoxswainControl__ControlReply *reply = NULL;
-    lora.has_action = lora.has_timeout_ms = true;
-    lora.action = choice->action;
-    lora.timeout_ms = timeout_ms;
+    COX_SET(&lora, action, choice->action);
+    COX_SET(&lora, timeout_ms, timeout_ms);
     lora.name = (char *)(uintptr_t)choice->adapter;
     lora.path = choice->path;
-    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LORA;
-    request.lora = &lora;
-    int r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_LORA,
-                              deadline_ns, &reply, err);
+    int r = cox_client_expect(client, COX_REQUEST(LORA), &lora.base, COX_REPLY(LORA), deadline_ns,
+                              ret_reply, err);
     if (r)
         return r;
-    *ret_reply = &reply->lora->base;
-    r = reply->lora->error ? cox_client_error(reply->lora->error, err) : 0;
-    return r == COX_REJECTED && is_name_wrong(reply->lora) ? err->code = COX_INVALID : r;
+    const lora_reply *reply = (const lora_reply *)*ret_reply;
+    r = reply->error ? cox_client_error(reply->error, err) : 0;
+    return r == COX_REJECTED && is_name_wrong(reply) ? err->code = COX_INVALID : r;
 }
 
 static int take_words(void *context, int count, char *const *words, struct cox_error *err)

@@ -57,26 +57,21 @@ static int ask(const void *context, struct cox_client *client, uint64_t timeout_
     _cox_cleanup_(cox_client_close) struct cox_client owner = COX_CLIENT_NONE;
     CoxswainControl__KvInfoReply *info;
     CoxswainControl__PullRequest pull = COXSWAIN_CONTROL__PULL_REQUEST__INIT;
-    CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
-    CoxswainControl__ControlReply *reply = NULL;
     int r = cox_client_open(&owner, choice->from, deadline_ns, err);
     if (!r)
         r = cox_client_kv_info(&owner, (int64_t)choice->hold, deadline_ns, &info, err);
     if (r)
         return r;
     pull.source = info->hold;
-    pull.has_timeout_ms = true;
-    pull.timeout_ms = timeout_ms;
-    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_PULL;
-    request.pull = &pull;
-    r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_PULL,
-                          deadline_ns, &reply, err);
+    COX_SET(&pull, timeout_ms, timeout_ms);
+    r = cox_client_expect(client, COX_REQUEST(PULL), &pull.base, COX_REPLY(PULL), deadline_ns,
+                          ret_reply, err);
     if (r)
         return r;
-    *ret_reply = &reply->pull->base;
-    if (reply->pull->error)
-        return cox_client_error(reply->pull->error, err);
-    return reply->pull->n_ranks ? 0 : cox_fail(err, COX_CORRUPT, "the group's reply names no rank");
+    const pull_reply *reply = (const pull_reply *)*ret_reply;
+    if (reply->error)
+        return cox_client_error(reply->error, err);
+    return reply->n_ranks ? 0 : cox_fail(err, COX_CORRUPT, "the group's reply names no rank");
 }
 
 static int check(const void *context, struct cox_error *err)

@@ -22,27 +22,25 @@ static int recorder_ask(struct cox_client *client, bool is_rank, uint32_t rank,
                         char **ret_missing, int *ret_code, struct cox_error *err)
 {
     CoxswainControl__RecorderRequest recorder = COXSWAIN_CONTROL__RECORDER_REQUEST__INIT;
-    CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
-    CoxswainControl__ControlReply *reply;
+    const ProtobufCMessage *body = NULL;
     recorder.has_rank = is_rank;
     recorder.rank = rank;
-    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECORDER;
-    request.recorder = &recorder;
-    int r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_RECORDER,
-                              deadline_ns, &reply, err);
+    int r = cox_client_expect(client, COX_REQUEST(RECORDER), &recorder.base, COX_REPLY(RECORDER),
+                              deadline_ns, &body, err);
     if (r)
         return r;
-    if (reply->recorder->error) {
-        *ret_missing = text_copy(reply->recorder->error->text);
-        *ret_code = reply->recorder->error->code;
+    const CoxswainControl__RecorderReply *reply = (const CoxswainControl__RecorderReply *)body;
+    if (reply->error) {
+        *ret_missing = text_copy(reply->error->text);
+        *ret_code = reply->error->code;
     }
-    if (!reply->recorder->has_copy)
+    if (!reply->has_copy)
         return 0;
-    field->len = reply->recorder->copy.len;
+    field->len = reply->copy.len;
     field->data = malloc(field->len + 1);
     if (!field->data)
         return cox_fail(err, -ENOMEM, "no memory for a recorder of %zu bytes", field->len);
-    memcpy(field->data, reply->recorder->copy.data, field->len);
+    memcpy(field->data, reply->copy.data, field->len);
     *has = 1;
     return 0;
 }
@@ -57,18 +55,16 @@ static recording *recording_begin(const CoxswainControl__StatusReply *status)
         cox_recording_new(status->name ? status->name : "", "trace", "", (uint32_t)count);
     if (!made)
         return NULL;
-    made->has_pid = made->has_depth = 1;
-    made->pid = status->pid;
-    made->depth = status->depth;
+    COX_SET(made, pid, status->pid);
+    COX_SET(made, depth, status->depth);
     made->attach = text_copy(status->attach);
     made->engine_state = text_copy(status->engine_state);
     for (size_t i = 0; i < count; i++) {
         const CoxswainControl__RankStatus *from = status->ranks[i];
         CoxswainRecording__Rank *to = made->ranks[i];
-        to->has_pid = to->has_incarnation = to->has_stopped = 1;
-        to->pid = from->serving_pid;
-        to->incarnation = from->incarnation;
-        to->stopped = from->stopped;
+        COX_SET(to, pid, from->serving_pid);
+        COX_SET(to, incarnation, from->incarnation);
+        COX_SET(to, stopped, from->stopped);
         to->liveness = text_copy(from->liveness < 4 ? liveness[from->liveness] : "unknown");
         to->death = text_copy(from->death);
         to->last_lines = text_copy(from->last_lines);

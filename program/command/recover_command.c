@@ -1,5 +1,7 @@
 /* coxswain recover: pauses, reinitializes and resumes a running group, and replaces its ranks. */
 #include "coordinator/executor/requests_internal.h"
+
+#include "channel/base/idioms.h"
 #include "program/cli/client_command.h"
 #include "program/cli/command.h"
 #include "program/cli/group_options.h"
@@ -86,22 +88,14 @@ static int ask(const void *context, struct cox_client *client, uint64_t timeout_
 {
     const struct recover_choice *choice = context;
     CoxswainControl__RecoverRequest recover = COXSWAIN_CONTROL__RECOVER_REQUEST__INIT;
-    CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
-    CoxswainControl__ControlReply *reply = NULL;
-    recover.has_command = recover.has_timeout_ms = true;
-    recover.command = choice->command;
-    recover.timeout_ms = timeout_ms;
+    COX_SET(&recover, command, choice->command);
+    COX_SET(&recover, timeout_ms, timeout_ms);
     recover.has_rank = choice->rank_given;
     recover.rank = choice->rank;
     recover.has_kill = recover.kill = choice->kill;
-    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECOVER;
-    request.recover = &recover;
-    int r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_RECOVER,
-                              deadline_ns, &reply, err);
-    if (r)
-        return r;
-    *ret_reply = &reply->recover->base;
-    return reply_check(reply->recover, err);
+    int r = cox_client_expect(client, COX_REQUEST(RECOVER), &recover.base, COX_REPLY(RECOVER),
+                              deadline_ns, ret_reply, err);
+    return r ? r : reply_check((const recover_reply *)*ret_reply, err);
 }
 
 static int take_command(void *context, int count, char *const *words, struct cox_error *err)

@@ -1,6 +1,7 @@
 /* coxswain reload: switches the weights of a running group, between two steps. */
 #include "program/cli/command.h"
 
+#include "channel/base/idioms.h"
 #include "proto/control.pb-c.h"
 #include "program/cli/client_command.h"
 
@@ -26,21 +27,16 @@ static int ask(const void *context, struct cox_client *client, uint64_t timeout_
 {
     const struct reload_choice *choice = context;
     CoxswainControl__WeightsRequest weights = COXSWAIN_CONTROL__WEIGHTS_REQUEST__INIT;
-    CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
-    CoxswainControl__ControlReply *reply = NULL;
+    const ProtobufCMessage *reply = NULL;
     weights.directory = choice->directory;
-    weights.has_timeout_ms = true;
-    weights.timeout_ms = timeout_ms;
-    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_WEIGHTS;
-    request.weights = &weights;
-    int r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_WEIGHTS,
+    COX_SET(&weights, timeout_ms, timeout_ms);
+    int r = cox_client_expect(client, COX_REQUEST(WEIGHTS), &weights.base, COX_REPLY(WEIGHTS),
                               deadline_ns, &reply, err);
-    if (r)
-        return r;
-    if (reply->weights->error)
-        return cox_client_error(reply->weights->error, err);
-    *ret_reply = &reply->weights->base;
-    return 0;
+    if (!r && ((const weights_reply *)reply)->error)
+        r = cox_client_error(((const weights_reply *)reply)->error, err);
+    if (!r)
+        *ret_reply = reply;
+    return r;
 }
 
 static void print(const void *choice, const ProtobufCMessage *message)

@@ -24,16 +24,13 @@ int cox_stacks_ask(struct cox_client *client, const uint32_t *rank, uint64_t dea
                    const stacks_reply **ret_reply, struct cox_error *err)
 {
     CoxswainControl__StacksRequest stacks = COXSWAIN_CONTROL__STACKS_REQUEST__INIT;
-    CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
-    CoxswainControl__ControlReply *reply = NULL;
+    const ProtobufCMessage *reply = NULL;
     stacks.has_rank = rank != NULL;
     stacks.rank = rank ? *rank : 0;
-    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STACKS;
-    request.stacks = &stacks;
-    int r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_STACKS,
+    int r = cox_client_expect(client, COX_REQUEST(STACKS), &stacks.base, COX_REPLY(STACKS),
                               deadline_ns, &reply, err);
     if (r == 0)
-        *ret_reply = reply->stacks;
+        *ret_reply = (const stacks_reply *)reply;
     return r;
 }
 
