@@ -120,7 +120,6 @@ EXEMPT = {
     ("coordinator/recording/recording.c", "cox_recording_write", "unlink("): "undoes; as killed just before",
     ("channel/socket/hello.c", "cox_hello_format", "memset(frame"): "the caller's memory, no shared frame",
     ("worker/group/group_round.c", "say_dead", "atomic said_dead"): CALLERS,
-    ("worker/loop/report.c", "worker_write_fault", "memcpy(base"): CALLERS,
     ("worker/loop/report.c", "worker_write_fault", "cox_wire_response_pack("): CALLERS,
     ("worker/loop/serve.c", "call_opaque", "callbacks->opaque("): CALLERS,
     ("worker/loop/attach.c", "worker_ends_with_parent", "prctl("): "asks",
