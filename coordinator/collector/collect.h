@@ -330,8 +330,8 @@ void cox_collector_commit(struct cox_collector *collector, const struct cox_entr
 void cox_collector_abort(struct cox_collector *collector);
 /* What memory for a large request is to have in it. All NULL: nothing yet. */
 struct cox_block_content {
-    /* that has it, as of cox_large_payload_adopt; its reference ends as release_blocks says, or with
-     * the collector */
+    /* that has it, as of cox_large_payload_adopt; its reference ends as release_blocks says, or
+     * with the collector */
     struct cox_payload_memory *memory;
     /* parts that nobody writes to any more */
     const struct iovec *parts;
