@@ -7,9 +7,5 @@ cox_multi_test(NAME handle TIER all
 cox_multi_test(NAME handle_socket TIER all
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/handle_socket_test.c ${handle_sources}
     LIBS coxswain_channel TIMEOUT 120)
-cox_multi_test(NAME handle_command TIER all
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/handle_command_test.c ${handle_sources}
-    LIBS coxswain_channel TIMEOUT 120)
 cox_user_test(multi handle TIER all)
 cox_user_test(multi handle_socket TIER all)
-add_dependencies(test_multi_handle_command without)
