@@ -63,13 +63,32 @@ static char *copy_text(const char *text)
 
 /* ---- completions ---- */
 
+/* As MindIE-LLM's ranks reply: a sample of one token per sequence. */
+static void copy_outputs(struct test_completion *copy, const Coxswain__ExecuteModelResponse *model)
+{
+    copy->tokens = calloc(model->n_outputs + 1, sizeof *copy->tokens);
+    copy->ids = calloc(model->n_outputs + 1, sizeof *copy->ids);
+    COX_ASSERT(copy->tokens && copy->ids);
+    for (size_t i = 0; i < model->n_outputs; i++) {
+        if (model->outputs[i]->n_samples != 1 || model->outputs[i]->samples[0]->n_output_token != 1)
+            return;
+        copy->ids[i] = model->outputs[i]->samples[0]->seq_id;
+        copy->tokens[i] = (int32_t)model->outputs[i]->samples[0]->output_token[0];
+        copy->token_count = i + 1;
+    }
+}
+
 static void copy_tokens(struct test_completion *copy, const struct cox_completion *completion)
 {
     const Coxswain__ExecuteResponse *response =
         completion->payload ? completion->payload->response : NULL;
     if (!response ||
         response->result_case != COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE ||
-        !response->execute_model_response || !response->execute_model_response->step)
+        !response->execute_model_response)
+        return;
+    if (response->execute_model_response->n_outputs)
+        copy_outputs(copy, response->execute_model_response);
+    if (copy->tokens || !response->execute_model_response->step)
         return;
     const Coxswain__StepResult *step = response->execute_model_response->step;
     copy->token_count = step->n_tokens;
@@ -132,6 +151,7 @@ void test_completion_deinit(struct test_completion *completion)
     free(completion->ranks);
     free(completion->text);
     free(completion->tokens);
+    free(completion->ids);
     free(completion->logprobs);
     *completion = (struct test_completion){0};
 }

@@ -68,8 +68,9 @@ struct test_completion {
     int payload_rank;
     void *request_context;
     uint64_t submitted_ns, published_ns, completed_ns;
-    /* of a step's payload */
+    /* of a step's payload; ids: where the coordinator is MindIE-LLM's */
     int32_t *tokens;
+    int64_t *ids;
     float *logprobs;
     size_t token_count, logprob_count;
 };

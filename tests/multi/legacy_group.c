@@ -21,38 +21,19 @@ const char *const slow_legacy[] = {
     "[ $COXSWAIN_RANK = 1 ] || unset COX_LEGACY_DELAY_MS; exec " LEGACY_WORKER " \"$@\"", "sh",
     NULL};
 
-struct cox_executor_options small_options(uint32_t rank_count, const char *const *command)
-{
-    return (struct cox_executor_options){
-        .size = sizeof(struct cox_executor_options),
-        .rank_count = rank_count,
-        .workers.command = command,
-        .workers.legacy = true,
-        .memory.request_size = {[COX_CHANNEL_EXECUTE] = 4 * MIB,
-                                [COX_CHANNEL_LINK] = 64 * KIB,
-                                [COX_CHANNEL_TRANSFER] = 1 * MIB,
-                                [COX_CHANNEL_RECOVER] = 64 * KIB},
-        .memory.response_size = {[COX_CHANNEL_EXECUTE] = 16 * MIB,
-                                 [COX_CHANNEL_LINK] = 64 * KIB,
-                                 [COX_CHANNEL_TRANSFER] = 4 * MIB,
-                                 [COX_CHANNEL_RECOVER] = 8 * MIB},
-        /* That they leave by themselves is what is to be seen, however busy the machine is. */
-        .times.finalize_ms = TEST_PATIENCE_MS,
-    };
-}
-
 struct test_group *group_start(uint32_t rank_count, const char *const *command)
 {
-    struct cox_executor_options options = small_options(rank_count, command);
-    return test_group_start(rank_count, &options);
+    return test_group_start(rank_count, SMALL(.workers.command = command));
 }
 
 struct test_group *group_start_with(uint32_t rank_count, const char *const *command,
                                     const char *variable, const char *value)
 {
-    assert_int_equal(setenv(variable, value, 1), 0);
+    if (variable)
+        assert_int_equal(setenv(variable, value, 1), 0);
     struct test_group *group = group_start(rank_count, command);
-    assert_int_equal(unsetenv(variable), 0);
+    if (variable)
+        assert_int_equal(unsetenv(variable), 0);
     return group;
 }
 
@@ -154,65 +135,46 @@ void step_fill(struct step *step, const struct row *rows, size_t count)
     }
 }
 
-void reply_visit(void *context, const struct cox_completion *completion)
+static void copy(void *context, const struct cox_completion *completion)
 {
-    struct reply *reply = context;
-    test_completion_copy(&reply->completion, completion);
-    const Coxswain__ExecuteResponse *response =
-        completion->payload ? completion->payload->response : NULL;
-    if (!response ||
-        response->result_case != COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE)
-        return;
-    const Coxswain__ExecuteModelResponse *model = response->execute_model_response;
-    for (size_t i = 0; i < model->n_outputs && i < ROW_COUNT_MAX; i++) {
-        if (model->outputs[i]->n_samples != 1 || model->outputs[i]->samples[0]->n_output_token != 1)
-            return;
-        reply->ids[i] = model->outputs[i]->samples[0]->seq_id;
-        reply->tokens[i] = model->outputs[i]->samples[0]->output_token[0];
-        reply->count = i + 1;
-    }
+    test_completion_copy(context, completion);
 }
 
 int step_call(struct test_group *group, const struct row *rows, size_t count, uint64_t deadline_ns,
-              struct reply *ret_reply, struct cox_error *err)
+              struct test_completion *ret_completion, struct cox_error *err)
 {
     struct step step;
     step_fill(&step, rows, count);
-    *ret_reply = (struct reply){0};
+    test_completion_deinit(ret_completion);
     return cox_executor_call(test_group_executor(group), &step.request,
-                             SUBMIT_WITH(.deadline_ns = deadline_ns), reply_visit, ret_reply, err);
+                             SUBMIT_WITH(.deadline_ns = deadline_ns), copy, ret_completion, err);
 }
 
 /* One step of one row, and the token that has to come of it. */
 void step_expect(struct test_group *group, int64_t id, int64_t prompt, int64_t token)
 {
     const struct row row = {id, prompt};
-    struct reply reply;
-    assert_ok(step_call(group, &row, 1, soon(), &reply, test_err()));
-    assert_int_equal(reply.count, 1);
-    assert_int_equal(reply.ids[0], id);
-    assert_int_equal(reply.tokens[0], token % TOKEN_MODULUS);
-    test_completion_deinit(&reply.completion);
+    OWN_COMPLETION c = {0};
+    assert_ok(step_call(group, &row, 1, soon(), &c, test_err()));
+    assert_int_equal(c.token_count, 1);
+    assert_int_equal(c.ids[0], id);
+    assert_int_equal(c.tokens[0], token % TOKEN_MODULUS);
 }
 
 void group_infer(struct test_group *group)
 {
     struct row rows[3] = {{7, 11}, {8, 200}, {9, 96}};
     for (int64_t count = 0; count < 5; count++) {
-        struct reply reply;
-        int r = step_call(group, rows, 3, soon(), &reply, test_err());
-        if (r)
-            fail_msg("step %" PRId64 ": %d: %s", count, r, test_error.text);
-        assert_int_equal(reply.count, 3);
+        OWN_COMPLETION c = {0};
+        assert_ok(step_call(group, rows, 3, soon(), &c, test_err()));
+        assert_int_equal(c.token_count, 3);
         for (size_t i = 0; i < 3; i++) {
-            assert_int_equal(reply.ids[i], rows[i].id);
-            assert_int_equal(reply.tokens[i],
-                             ((int64_t[]){11, 200, 96}[i] + count) % TOKEN_MODULUS);
+            assert_int_equal(c.ids[i], rows[i].id);
+            assert_int_equal(c.tokens[i], ((int64_t[]){11, 200, 96}[i] + count) % TOKEN_MODULUS);
             rows[i].prompt = 0;
         }
-        for (uint32_t rank = 0; rank < reply.completion.rank_count; rank++)
-            assert_int_equal(reply.completion.ranks[rank].outcome, COX_OUTCOME_OK);
-        test_completion_deinit(&reply.completion);
+        for (uint32_t rank = 0; rank < c.rank_count; rank++)
+            assert_int_equal(c.ranks[rank].outcome, COX_OUTCOME_OK);
     }
 }
 
@@ -363,4 +325,17 @@ void group_live(struct test_group *group)
     group_recover(group);
     step_expect(group, 30, 31, 31); /* a rank of ours has forgotten its sequences with the reinit */
     group_end(group);
+}
+
+void legacy_run(uint32_t rank_count, const char *variable, const char *value,
+                const char *const *const *commands,
+                void (*fn)(struct test_group *group, struct cox_executor *executor,
+                           const char *const *command))
+{
+    for (; *commands; commands++) {
+        struct test_group *group = group_start_with(rank_count, *commands, variable, value);
+        group_init(group);
+        fn(group, test_group_executor(group), *commands);
+        group_end(group);
+    }
 }

@@ -3,7 +3,7 @@
  * with the replies that tests/legacy/legacy_worker.py and tests/legacy/native_worker.c give. Fails
  * the test when a reply is another one.
  *
- * Threads: step_call, step_fill and reply_visit from any; the rest on the test's. Ownership,
+ * Threads: step_call and step_fill from any; the rest on the test's. Ownership,
  *   blocking, death: as testing.h.
  */
 #ifndef COX_TESTS_MULTI_LEGACY_GROUP_H
@@ -39,8 +39,22 @@ extern const char *const slow_legacy[]; /* COX_LEGACY_DELAY_MS is rank 1's alone
 extern const struct cox_config_entry legacy_config[];
 #define LEGACY_CONFIG_COUNT 9
 
-/* Small regions; nothing but finalize ends the workers. */
-struct cox_executor_options small_options(uint32_t rank_count, const char *const *command);
+/* Options of a legacy group, by the members that are not 0: small regions; nothing but finalize
+ * ends the workers: that they leave by themselves is what is to be seen, on a busy machine too. */
+#define SMALL(...)                                                                                 \
+    &(const struct cox_executor_options)                                                           \
+    {                                                                                              \
+        .size = sizeof(struct cox_executor_options), .workers.legacy = true,                       \
+        .memory.request_size = {[COX_CHANNEL_EXECUTE] = 4 * MIB,                                   \
+                                [COX_CHANNEL_LINK] = 64 * KIB,                                     \
+                                [COX_CHANNEL_TRANSFER] = 1 * MIB,                                  \
+                                [COX_CHANNEL_RECOVER] = 64 * KIB},                                 \
+        .memory.response_size = {[COX_CHANNEL_EXECUTE] = 16 * MIB,                                 \
+                                 [COX_CHANNEL_LINK] = 64 * KIB,                                    \
+                                 [COX_CHANNEL_TRANSFER] = 4 * MIB,                                 \
+                                 [COX_CHANNEL_RECOVER] = 8 * MIB},                                 \
+        .times.finalize_ms = TEST_PATIENCE_MS, __VA_ARGS__                                         \
+    }
 struct test_group *group_start(uint32_t rank_count, const char *const *command);
 struct test_group *group_start_with(uint32_t rank_count, const char *const *command,
                                     const char *variable, const char *value);
@@ -49,6 +63,26 @@ void group_end(struct test_group *group);
 /* init, steps, clean-up, links, LoRA, pulls, recovery, end: everything the protocol has, in one
  * run. */
 void group_live(struct test_group *group);
+
+/* A test over an initialised group of these commands, one after the other; it ends in order. The
+ * variable (may be NULL) is set while it starts. */
+#define LEGACY_TEST_WITH(name, rank_count, variable, value, ...)                                   \
+    static void name##_in(struct test_group *group, struct cox_executor *executor,                 \
+                          const char *const *command);                                             \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        legacy_run(rank_count, variable, value, (const char *const *const[]){__VA_ARGS__, NULL},   \
+                   name##_in);                                                                     \
+    }                                                                                              \
+    static void name##_in(__attribute__((unused)) struct test_group *group,                        \
+                          __attribute__((unused)) struct cox_executor *executor,                   \
+                          __attribute__((unused)) const char *const *command)
+#define LEGACY_TEST(name, rank_count, ...)                                                         \
+    LEGACY_TEST_WITH(name, rank_count, NULL, NULL, __VA_ARGS__)
+void legacy_run(uint32_t rank_count, const char *variable, const char *value,
+                const char *const *const *commands,
+                void (*fn)(struct test_group *group, struct cox_executor *executor,
+                           const char *const *command));
 
 uint64_t soon(void); /* a deadline that only a broken test reaches */
 void rank_halt(struct test_group *group, uint32_t rank);
@@ -73,17 +107,9 @@ struct step {
 /* The request lies in step, which must stay where it is. */
 void step_fill(struct step *step, const struct row *rows, size_t count);
 
-struct reply {
-    struct test_completion completion;
-    size_t count;
-    int64_t ids[ROW_COUNT_MAX], tokens[ROW_COUNT_MAX];
-};
-
-/* A cox_completion_fn; context is a struct reply. */
-void reply_visit(void *context, const struct cox_completion *completion);
-/* What call returns; ret_reply->completion is the caller's to deinit. */
+/* What call returns; *ret_completion is valid before, or zero, and has ids and tokens after. */
 int step_call(struct test_group *group, const struct row *rows, size_t count, uint64_t deadline_ns,
-              struct reply *ret_reply, struct cox_error *err);
+              struct test_completion *ret_completion, struct cox_error *err);
 /* One step of one row, and the token that has to come of it. */
 void step_expect(struct test_group *group, int64_t id, int64_t prompt, int64_t token);
 

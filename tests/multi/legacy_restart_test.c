@@ -46,10 +46,10 @@ TEST(p8_a24_whatever_its_workers_were_in)
             atomic_store(&status, -1);
             step_fill(&step, &row, 1);
             /* The reply is late in the first round, in flight in the others. */
-            const struct cox_submit_options options = {
-                .size = sizeof(struct cox_submit_options),
-                .deadline_ns = round == 0 ? cox_deadline_after_ms(50) : soon()};
-            assert_ok(cox_executor_submit(executor, &step.request, &options, NULL, test_err()));
+            assert_ok(cox_executor_submit(
+                executor, &step.request,
+                SUBMIT_WITH(.deadline_ns = round == 0 ? cox_deadline_after_ms(50) : soon()), NULL,
+                test_err()));
             if (round == 2)
                 assert_ok(cox_executor_kill(executor, 2, test_err()));
             /* A stray one, too. */
@@ -74,10 +74,9 @@ TEST(p8_the_names_are_made_again)
         "recover_command_request", "recover_command_response", "execute_error_response",
     };
     for (size_t c = 0; c < COMMAND_COUNT; c++) {
-        struct cox_executor_options options = small_options(2, commands[c]);
         char name[64];
-        options.name = test_unique_name(name);
-        struct test_group *group = test_group_start(2, &options);
+        struct test_group *group = test_group_start(
+            2, SMALL(.workers.command = commands[c], .name = test_unique_name(name)));
         group_init(group);
         size_t before = test_count_names(name);
         for (int round = 0; round < 2; round++) {
@@ -120,21 +119,17 @@ TEST(p8_m9_the_error_channel_is_free_again)
     }
 }
 
-TEST(p8_one_legacy_rank_alone_cannot_be_started)
+LEGACY_TEST(p8_one_legacy_rank_alone_cannot_be_started, 2, all_native)
 {
-    struct test_group *group = group_start(2, all_native);
-    group_init(group);
-    assert_refused(cox_executor_restart(test_group_executor(group), 1, soon(), test_err()),
-                   COX_UNSUPPORTED, "COX_RANK_ALL");
-    group_end(group);
+    assert_refused(cox_executor_restart(executor, 1, soon(), test_err()), COX_UNSUPPORTED,
+                   "COX_RANK_ALL");
 }
 
 TEST(p8_p7_nothing_grows_in_legacy_groups)
 {
-    struct cox_executor_options options = small_options(2, all_native);
     char name[64];
-    options.name = test_unique_name(name);
-    struct test_group *group = test_group_start(2, &options);
+    struct test_group *group =
+        test_group_start(2, SMALL(.workers.command = all_native, .name = test_unique_name(name)));
     size_t names = test_count_names(name), fds = 0;
     for (int k = 0; k < 20; k++) {
         restart_all(group);

@@ -27,14 +27,9 @@ TEST(m7_the_sizes_of_the_contract)
     assert_int_equal(statvfs("/dev/shm", &space), 0);
     if ((uint64_t)space.f_bavail * space.f_frsize < 1024 * MIB)
         skip();
-    struct cox_executor_options options = {
-        .size = sizeof(struct cox_executor_options),
-        .rank_count = 2,
-        .workers.command = all_legacy,
-        .workers.legacy = true,
-        .times.finalize_ms = TEST_PATIENCE_MS,
-    };
-    struct test_group *group = test_group_start(2, &options);
+    struct test_group *group =
+        test_group_start(2, START_WITH(.workers.command = all_legacy, .workers.legacy = true,
+                                       .times.finalize_ms = TEST_PATIENCE_MS));
     assert_int_equal(cox_executor_request_size_max(test_group_executor(group), COX_CHANNEL_EXECUTE),
                      256 * MIB - 4);
     group_live(group);
@@ -54,85 +49,44 @@ static void *stepper_main(void *context)
     struct stepper *stepper = context;
     for (int64_t count = 0; stepper->r == 0 && count < 100; count++) {
         const struct row row = {stepper->id, count ? 0 : 3};
-        struct reply reply;
-        stepper->r = step_call(stepper->group, &row, 1, soon(), &reply, &stepper->err);
-        if (stepper->r == 0 && (reply.count != 1 || reply.ids[0] != stepper->id ||
-                                reply.tokens[0] != (3 + count) % TOKEN_MODULUS))
+        OWN_COMPLETION c = {0};
+        stepper->r = step_call(stepper->group, &row, 1, soon(), &c, &stepper->err);
+        if (stepper->r == 0 && (c.token_count != 1 || c.ids[0] != stepper->id ||
+                                c.tokens[0] != (3 + count) % TOKEN_MODULUS))
             stepper->r = cox_fail(&stepper->err, COX_CORRUPT, "the reply of another request");
-        test_completion_deinit(&reply.completion);
     }
     return NULL;
 }
 
 /* Three threads share the one frame of the execute channel while the other channels are used too.
  */
-TEST(m1_channels_run_beside_each_other)
+LEGACY_TEST(m1_channels_run_beside_each_other, 2, all_legacy, odd_native)
 {
-    static const char *const *const commands[] = {all_legacy, odd_native};
-    for (size_t c = 0; c < 2; c++) {
-        struct test_group *group = group_start(2, commands[c]);
-        group_init(group);
-        struct stepper steppers[3];
-        pthread_t threads[3];
-        for (int i = 0; i < 3; i++) {
-            steppers[i] = (struct stepper){.group = group, .id = 40 + i};
-            assert_int_equal(pthread_create(&threads[i], NULL, stepper_main, &steppers[i]), 0);
-        }
-        for (int i = 0; i < 20; i++) {
-            link_expect(group, 0, NULL);
-            group_pull(group);
-            struct cox_recover_result results[2];
-            assert_ok(cox_executor_recover(test_group_executor(group), COX_RECOVER_CLEAR, soon(),
-                                           results, NULL));
-        }
-        for (int i = 0; i < 3; i++) {
-            assert_int_equal(pthread_join(threads[i], NULL), 0);
-            if (steppers[i].r)
-                fail_msg("stepper %d: %d: %s", i, steppers[i].r, steppers[i].err.text);
-        }
-        group_end(group);
+    struct stepper steppers[3];
+    pthread_t threads[3];
+    for (int i = 0; i < 3; i++) {
+        steppers[i] = (struct stepper){.group = group, .id = 40 + i};
+        threads[i] = test_thread(stepper_main, &steppers[i]);
+    }
+    for (int i = 0; i < 20; i++) {
+        link_expect(group, 0, NULL);
+        group_pull(group);
+        struct cox_recover_result results[2];
+        assert_ok(cox_executor_recover(executor, COX_RECOVER_CLEAR, soon(), results, test_err()));
+    }
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        if (steppers[i].r)
+            fail_msg("stepper %d: %d: %s", i, steppers[i].r, steppers[i].err.text);
     }
 }
 
 /* ---- submit ---- */
 
-struct inbox {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    struct reply reply;
-    uint32_t count;
-};
-
-static void inbox_init(struct inbox *inbox)
+static void handler_set(struct test_group *group)
 {
-    *inbox = (struct inbox){.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
-}
-
-static void inbox_handler(void *context, const struct cox_completion *completion)
-{
-    struct inbox *inbox = context;
-    pthread_mutex_lock(&inbox->lock);
-    if (inbox->count++ == 0)
-        reply_visit(&inbox->reply, completion);
-    pthread_cond_signal(&inbox->changed);
-    pthread_mutex_unlock(&inbox->lock);
-}
-
-static uint32_t inbox_count(struct inbox *inbox)
-{
-    pthread_mutex_lock(&inbox->lock);
-    uint32_t count = inbox->count;
-    pthread_mutex_unlock(&inbox->lock);
-    return count;
-}
-
-static struct test_completion *inbox_await(struct inbox *inbox)
-{
-    pthread_mutex_lock(&inbox->lock);
-    while (inbox->count == 0)
-        pthread_cond_wait(&inbox->changed, &inbox->lock); /* the test's own limit ends it */
-    pthread_mutex_unlock(&inbox->lock);
-    return &inbox->reply.completion;
+    assert_ok(cox_executor_set_handler(test_group_executor(group), COX_CHANNEL_EXECUTE,
+                                       test_handler, group));
 }
 
 static int step_submit(struct test_group *group, const struct row *row, uint64_t deadline_ns,
@@ -140,127 +94,99 @@ static int step_submit(struct test_group *group, const struct row *row, uint64_t
 {
     struct step step;
     step_fill(&step, row, 1);
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .deadline_ns = deadline_ns};
-    return cox_executor_submit(test_group_executor(group), &step.request, &options, NULL, err);
+    return cox_executor_submit(test_group_executor(group), &step.request,
+                               SUBMIT_WITH(.deadline_ns = deadline_ns), NULL, err);
 }
 
-TEST(m1_pause_passes_a_stuck_inference)
+LEGACY_TEST_WITH(m1_pause_passes_a_stuck_inference, 2, "COX_LEGACY_DELAY_MS", "1500", all_legacy)
 {
-    struct test_group *group = group_start_with(2, all_legacy, "COX_LEGACY_DELAY_MS", "1500");
-    struct cox_executor *executor = test_group_executor(group);
-    group_init(group);
-    struct inbox inbox;
-    inbox_init(&inbox);
-    assert_ok(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox));
-    assert_ok(step_submit(group, &(struct row){1, 5}, soon(), test_err()));
     struct cox_recover_result results[2];
+    handler_set(group);
+    assert_ok(step_submit(group, &(struct row){1, 5}, soon(), test_err()));
     assert_ok(cox_executor_recover(executor, COX_RECOVER_PAUSE, soon(), results, test_err()));
-    assert_int_equal(inbox_count(&inbox), 0);
-    assert_int_equal(inbox_await(&inbox)->status, 0);
-    assert_int_equal(inbox.reply.tokens[0], 5);
-    group_end(group);
-    assert_int_equal(inbox_count(&inbox), 1);
-    test_completion_deinit(&inbox.reply.completion);
+    assert_int_equal(test_completion_count(group), 0);
+    const struct test_completion *c = test_await(group, 0);
+    assert_int_equal(c->status, 0);
+    assert_int_equal(c->tokens[0], 5);
+    assert_int_equal(cox_executor_stop(executor), 0);
+    assert_int_equal(test_completion_count(group), 1);
 }
 
 /* ---- faults ---- */
 
-TEST(m9_fault_is_reported_beside_the_reply)
+LEGACY_TEST_WITH(m9_fault_is_reported_beside_the_reply, 2, "COX_LEGACY_FAULT", "1:device lost",
+                 all_legacy, odd_native, even_native)
 {
-    static const char *const *const commands[] = {all_legacy, odd_native, even_native};
-    for (size_t c = 0; c < 3; c++) {
-        struct test_group *group =
-            group_start_with(2, commands[c], "COX_LEGACY_FAULT", "1:device lost");
-        group_init(group);
-        group_infer(group);
-        test_await_faults(group, 1);
-        const bool says_rank = commands[c] == odd_native;
-        assert_string_equal(test_fault(group, 0), says_rank ? "1 device lost" : "-1 device lost");
-        /* Legacy workers do not say which rank they are: it is no rank's. */
-        struct cox_executor_status status;
-        struct cox_rank_status ranks[2];
-        cox_executor_read_status(test_group_executor(group), &status, ranks);
-        assert_string_equal(status.unknown_error, says_rank ? "" : "it reported: device lost");
-        assert_true(says_rank == (status.unknown_error_age_ns == 0));
-        assert_string_equal(ranks[0].last_error, "");
-        assert_string_equal(ranks[1].last_error, says_rank ? "it reported: device lost" : "");
-        group_end(group);
-    }
+    group_infer(group);
+    test_await_faults(group, 1);
+    const bool says_rank = command == odd_native;
+    assert_string_equal(test_fault(group, 0), says_rank ? "1 device lost" : "-1 device lost");
+    /* Legacy workers do not say which rank they are: it is no rank's. */
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[2];
+    cox_executor_read_status(executor, &status, ranks);
+    assert_string_equal(status.unknown_error, says_rank ? "" : "it reported: device lost");
+    assert_true(says_rank == (status.unknown_error_age_ns == 0));
+    assert_string_equal(ranks[0].last_error, "");
+    assert_string_equal(ranks[1].last_error, says_rank ? "it reported: device lost" : "");
 }
 
-TEST(m9_failure_of_a_rank_without_payload_is_reported_as_fault)
+LEGACY_TEST_WITH(m9_failure_of_a_rank_without_payload_is_reported_as_fault, 2, "COX_NATIVE_FAIL",
+                 "1:out of coffee", odd_native)
 {
-    struct test_group *group =
-        group_start_with(2, odd_native, "COX_NATIVE_FAIL", "1:out of coffee");
-    group_init(group);
     step_expect(group, 1, 5, 5); /* legacy: the first rank's reply is the reply */
     test_await_faults(group, 1);
     assert_string_equal(test_fault(group, 0), "1 out of coffee");
-    group_end(group);
 }
 
 /* It must not be replied to: the token of that reply would be taken for the next one's. */
-TEST(m9_refused_request_without_reply_is_reported_as_fault)
+LEGACY_TEST_WITH(m9_refused_request_without_reply_is_reported_as_fault, 2, "COX_NATIVE_REQUEST_MAX",
+                 "262144", even_native, odd_native)
 {
-    static const char *const *const commands[] = {even_native, odd_native};
-    for (size_t c = 0; c < 2; c++) {
-        struct test_group *group =
-            group_start_with(2, commands[c], "COX_NATIVE_REQUEST_MAX", "262144");
-        group_init(group);
-        int64_t ids[100000];
-        for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
-            ids[i] = (int64_t)i + 1000;
-        for (int64_t i = 0; i < 5; i++) {
-            assert_ok(cox_executor_cleanup(test_group_executor(group), ids,
-                                           sizeof ids / sizeof *ids, soon(), test_err()));
-            step_expect(group, 10 + i, 5 + i, 5 + i);
-            test_await_faults(group, (size_t)i + 1);
-            assert_contains(test_fault(group, (size_t)i), "that is no ExecuteRequest");
-        }
-        group_end(group);
+    int64_t ids[100000];
+    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
+        ids[i] = (int64_t)i + 1000;
+    for (int64_t i = 0; i < 5; i++) {
+        assert_ok(
+            cox_executor_cleanup(executor, ids, sizeof ids / sizeof *ids, soon(), test_err()));
+        step_expect(group, 10 + i, 5 + i, 5 + i);
+        test_await_faults(group, (size_t)i + 1);
+        assert_contains(test_fault(group, (size_t)i), "that is no ExecuteRequest");
     }
 }
 
-TEST(p1_failure_of_the_rank_with_the_payload)
+static void expect_rejected(struct test_group *group, const char *text)
 {
-    struct test_group *group =
-        group_start_with(2, even_native, "COX_NATIVE_FAIL", "0:out of coffee");
-    group_init(group);
-    struct reply reply;
-    assert_refused(step_call(group, &(struct row){1, 5}, 1, soon(), &reply, test_err()),
-                   COX_REJECTED, "rank 0 failed: out of coffee");
-    test_completion_deinit(&reply.completion);
+    OWN_COMPLETION c = {0};
+    assert_refused(step_call(group, &(struct row){1, 5}, 1, soon(), &c, test_err()), COX_REJECTED,
+                   text);
+}
+
+LEGACY_TEST_WITH(p1_failure_of_the_rank_with_the_payload, 2, "COX_NATIVE_FAIL", "0:out of coffee",
+                 even_native)
+{
+    expect_rejected(group, "rank 0 failed: out of coffee");
     for (int64_t i = 0; i < 20; i++) /* its tokens still match */
         step_expect(group, 100 + i, 5 + i, 5 + i);
-    group_end(group);
 }
 
 /* As theirs do: status 0, no outputs, and words. */
-TEST(p1_failure_with_status_0_of_a_legacy_rank)
+LEGACY_TEST_WITH(p1_failure_with_status_0_of_a_legacy_rank, 2, "COX_LEGACY_FAIL", "0:no device",
+                 all_legacy)
 {
-    struct test_group *group = group_start_with(2, all_legacy, "COX_LEGACY_FAIL", "0:no device");
-    group_init(group);
-    struct reply reply;
-    assert_refused(step_call(group, &(struct row){1, 5}, 1, soon(), &reply, test_err()),
-                   COX_REJECTED, "rank 0 failed: no device");
-    test_completion_deinit(&reply.completion);
+    expect_rejected(group, "rank 0 failed: no device");
     test_await_faults(group, 1);
     assert_string_equal(test_fault(group, 0), "-1 no device");
     step_expect(group, 100, 5, 5);
-    group_end(group);
 }
 
 /* MindIE-LLM's numbers are not ours, and it sends no text with them. */
-TEST(p1_a_status_that_is_not_ours_is_shown_as_it_is)
+LEGACY_TEST_WITH(p1_a_status_that_is_not_ours_is_shown_as_it_is, 2, "COX_LEGACY_LINK_ERROR", "2005",
+                 all_legacy)
 {
-    struct test_group *group = group_start_with(2, all_legacy, "COX_LEGACY_LINK_ERROR", "2005");
     struct cox_link_status status = {0};
-    group_init(group);
-    assert_refused(
-        cox_executor_link_status(test_group_executor(group), soon(), &status, test_err()),
-        COX_REJECTED, "rank 0 failed: its reply has the status 2005 and no text");
-    group_end(group);
+    assert_refused(cox_executor_link_status(executor, soon(), &status, test_err()), COX_REJECTED,
+                   "rank 0 failed: its reply has the status 2005 and no text");
 }
 
 /* ---- init ---- */
@@ -268,7 +194,6 @@ TEST(p1_a_status_that_is_not_ours_is_shown_as_it_is)
 static int init_of(struct test_group *group, struct cox_init_summary *ret_summary,
                    struct cox_error *err)
 {
-    *err = (struct cox_error){0};
     return cox_executor_init(test_group_executor(group), legacy_config, LEGACY_CONFIG_COUNT, soon(),
                              ret_summary, err);
 }
@@ -281,9 +206,7 @@ TEST(m3_init_replies_of_every_release_are_taken)
     for (size_t i = 0; i < 3; i++) {
         struct test_group *group = group_start_with(3, all_legacy, "COX_LEGACY_INIT", forms[i]);
         struct cox_init_summary summary;
-        int r = init_of(group, &summary, test_err());
-        if (r)
-            fail_msg("%s: %d: %s", forms[i], r, test_error.text);
+        assert_ok(init_of(group, &summary, test_err()));
         assert_int_equal(summary.npu_block_count, 100);
         assert_int_equal(summary.cpu_block_count, 100);
         assert_int_equal(summary.kv_cache_count, i == 0 ? 0 : 1);
@@ -309,20 +232,14 @@ TEST(m3_an_init_reply_without_blocks_is_reported)
 /* ---- strings ---- */
 
 /* Bytes that are no UTF-8 kill a Python worker: none is sent. */
-TEST(m3_strings_that_are_no_utf8_are_refused)
+LEGACY_TEST(m3_strings_that_are_no_utf8_are_refused, 2, all_legacy)
 {
-    struct test_group *group = group_start(2, all_legacy);
-    struct cox_executor *executor = test_group_executor(group);
-    group_init(group);
     struct step step;
-    const struct cox_submit_options how = {
-        .size = sizeof(struct cox_submit_options), .gather = COX_GATHER_ALL, .deadline_ns = soon()};
     step_fill(&step, (const struct row[]){{1, 5}, {2, 6}}, 2);
     step.groups[1].request_id = (char[]){"request-\xe9"};
-    assert_int_equal(cox_executor_call(executor, &step.request, &how, NULL, NULL, test_err()),
-                     COX_INVALID);
-    assert_non_null(
-        strstr(test_error.text, "execute_model_request.seq_group_metadata_list[1].request_id"));
+    assert_refused(cox_executor_call(executor, &step.request, SUBMIT_WITH(.deadline_ns = soon()),
+                                     NULL, NULL, test_err()),
+                   COX_INVALID, "execute_model_request.seq_group_metadata_list[1].request_id");
     assert_contains(test_error.text, "0xe9 at offset 8");
 
     static const struct {
@@ -348,7 +265,6 @@ TEST(m3_strings_that_are_no_utf8_are_refused)
     assert_int_equal(statuses[0], -1);
 
     step_expect(group, 1, 5, 5);
-    group_end(group);
 }
 
 /* ---- late ranks ---- */
@@ -356,17 +272,13 @@ TEST(m3_strings_that_are_no_utf8_are_refused)
 static void expect_late(struct test_group *group, uint32_t late, const struct row *row,
                         uint64_t timeout_ms)
 {
-    struct reply reply;
+    OWN_COMPLETION c = {0};
     char text[64];
-    assert_int_equal(
-        step_call(group, row, 1, cox_deadline_after_ms(timeout_ms), &reply, test_err()),
-        COX_TIMEOUT);
     snprintf(text, sizeof text, "; rank %" PRIu32 " (pid ", late);
-    assert_contains(test_error.text, text);
-    for (uint32_t rank = 0; rank < reply.completion.rank_count; rank++)
-        assert_true(reply.completion.ranks[rank].outcome ==
-                    (rank == late ? COX_OUTCOME_LATE : COX_OUTCOME_OK));
-    test_completion_deinit(&reply.completion);
+    assert_refused(step_call(group, row, 1, cox_deadline_after_ms(timeout_ms), &c, test_err()),
+                   COX_TIMEOUT, text);
+    for (uint32_t rank = 0; rank < c.rank_count; rank++)
+        assert_int_equal(c.ranks[rank].outcome, rank == late ? COX_OUTCOME_LATE : COX_OUTCOME_OK);
 }
 
 static void expect_refusal(struct test_group *group, uint32_t late)
@@ -376,61 +288,39 @@ static void expect_refusal(struct test_group *group, uint32_t late)
     assert_refused(step_submit(group, &(struct row){1, 1}, soon(), test_err()), COX_LATE, text);
 }
 
-static void ignore(void *context, const struct cox_completion *completion)
-{
-    (void)context;
-    (void)completion;
-}
-
 /* Whichever process posted it: no rank owed a reply then. */
-TEST(p4_b50_a_stray_token_is_no_reply)
+LEGACY_TEST(p4_b50_a_stray_token_is_no_reply, 2, all_native, all_legacy)
 {
-    static const char *const *const commands[] = {all_native, all_legacy};
-    for (size_t c = 0; c < 2; c++) {
-        struct test_group *group = group_start(2, commands[c]);
-        struct cox_gate *gate = &test_group_executor(group)->channels[COX_CHANNEL_EXECUTE].gate;
-        group_init(group);
-        for (int64_t i = 0; i < 20; i++) {
-            cox_gate_post(gate, (uint32_t)i % 2, COX_WAKEUP_RESPONSE_CONSUME);
-            step_expect(group, 3000 + i, 50 + i, 50 + i);
-        }
-        group_end(group);
+    for (int64_t i = 0; i < 20; i++) {
+        cox_gate_post(&executor->channels[COX_CHANNEL_EXECUTE].gate, (uint32_t)i % 2,
+                      COX_WAKEUP_RESPONSE_CONSUME);
+        step_expect(group, 3000 + i, 50 + i, 50 + i);
     }
 }
 
-TEST(p4_late_reply_is_never_the_next_one)
+LEGACY_TEST(p4_late_reply_is_never_the_next_one, 3, all_legacy, even_native, odd_native)
 {
-    static const char *const *const commands[] = {all_legacy, even_native, odd_native};
-    for (size_t c = 0; c < 3; c++) {
-        struct test_group *group = group_start(3, commands[c]);
-        struct cox_executor *executor = test_group_executor(group);
-        assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, ignore, NULL), 0);
-        group_init(group);
-        int64_t count = c == 0 ? 20 : 6;
-        for (int64_t i = 0; i < count; i++) {
-            uint32_t late = (uint32_t)i % 3;
-            rank_halt(group, late);
-            /* The others get their turn first: only the halted one may be late. */
-            expect_late(group, late, &(struct row){1000 + i, 10 + i}, 300);
-            expect_refusal(group, late);
-            rank_resume(group, late);
-            step_expect(group, 2000 + i, 50 + i, 50 + i);
-            if (c == 0) /* a legacy rank does not know that it was cancelled: it was served */
-                step_expect(group, 1000 + i, 0, 11 + i);
-        }
-        struct cox_channel_stats stats;
-        cox_executor_stats(executor, COX_CHANNEL_EXECUTE, &stats);
-        assert_int_equal(stats.timeouts, count);
-        assert_int_equal(stats.late_replies, count);
-        group_end(group);
+    const int64_t count = command == all_legacy ? 20 : 6;
+    handler_set(group);
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t late = (uint32_t)i % 3;
+        rank_halt(group, late);
+        /* The others get their turn first: only the halted one may be late. */
+        expect_late(group, late, &(struct row){1000 + i, 10 + i}, 300);
+        expect_refusal(group, late);
+        rank_resume(group, late);
+        step_expect(group, 2000 + i, 50 + i, 50 + i);
+        if (command == all_legacy) /* it does not know that it was cancelled: it was served */
+            step_expect(group, 1000 + i, 0, 11 + i);
     }
+    struct cox_channel_stats stats;
+    cox_executor_stats(executor, COX_CHANNEL_EXECUTE, &stats);
+    assert_int_equal(stats.timeouts, count);
+    assert_int_equal(stats.late_replies, count);
 }
 
-TEST(p4_late_recovery_result_is_never_the_next_one)
+LEGACY_TEST(p4_late_recovery_result_is_never_the_next_one, 2, odd_native)
 {
-    struct test_group *group = group_start(2, odd_native);
-    struct cox_executor *executor = test_group_executor(group);
-    group_init(group);
     for (int i = 0; i < 6; i++) {
         uint32_t late = (uint32_t)i % 2;
         struct cox_recover_result results[2];
@@ -443,21 +333,16 @@ TEST(p4_late_recovery_result_is_never_the_next_one)
         rank_resume(group, late);
         assert_ok(cox_executor_recover(executor, COX_RECOVER_CLEAR, soon(), results, test_err()));
     }
-    group_end(group);
 }
 
-TEST(p4_slow_rank)
+LEGACY_TEST_WITH(p4_slow_rank, 2, "COX_LEGACY_DELAY_MS", "1000", slow_legacy)
 {
-    struct test_group *group = group_start_with(2, slow_legacy, "COX_LEGACY_DELAY_MS", "1000");
-    struct cox_executor *executor = test_group_executor(group);
-    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, ignore, NULL), 0);
-    group_init(group);
+    handler_set(group);
     for (int64_t i = 0; i < 3; i++) {
         expect_late(group, 1, &(struct row){1000 + i, 10 + i}, 300);
         expect_refusal(group, 1);
         step_expect(group, 2000 + i, 50 + i, 50 + i);
     }
-    group_end(group);
 }
 
 /* ---- death ---- */
@@ -467,17 +352,14 @@ TEST(p2_killed_rank_is_named)
     static const char *const *const commands[] = {all_legacy, odd_native};
     for (size_t c = 0; c < 2; c++) {
         for (uint32_t victim = 0; victim < 2; victim++) {
-            struct test_group *group = group_start(2, commands[c]);
+            OWN_GROUP *group = group_start(2, commands[c]);
             struct cox_executor *executor = test_group_executor(group);
             group_init(group);
-            struct inbox inbox;
-            inbox_init(&inbox);
-            assert_ok(
-                cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox));
+            handler_set(group);
             rank_halt(group, victim); /* so that it cannot have replied */
             assert_ok(step_submit(group, &(struct row){1, 5}, soon(), test_err()));
             assert_int_equal(kill(cox_executor_pid(executor, victim), SIGKILL), 0);
-            const struct test_completion *completion = inbox_await(&inbox);
+            const struct test_completion *completion = test_await(group, 0);
             assert_int_equal(completion->status, COX_PEER_DEAD);
             assert_int_equal(completion->ranks[victim].outcome, COX_OUTCOME_DEAD);
             assert_int_equal(completion->ranks[victim].signal, SIGKILL);
@@ -499,9 +381,7 @@ TEST(p2_killed_rank_is_named)
             assert_true(cox_supervisor_dead(executor->supervisor, !victim, &how));
             assert_int_equal(how.signal, 0);
             assert_int_equal(how.exit_status, 0);
-            test_group_free(group);
-            assert_int_equal(inbox_count(&inbox), 1);
-            test_completion_deinit(&inbox.reply.completion);
+            assert_int_equal(test_completion_count(group), 1);
         }
     }
 }
@@ -512,29 +392,23 @@ TEST(p2_rank_that_ends_before_its_first_request)
         "/bin/sh", "-c",
         "[ $COXSWAIN_RANK = 1 ] && echo no accelerator && exit 7; exec " LEGACY_WORKER " \"$@\"",
         "sh", NULL};
-    struct test_group *group = group_start(2, command);
+    OWN_GROUP *group = group_start(2, command);
     struct cox_init_summary summary;
-    assert_refused(cox_executor_init(test_group_executor(group), legacy_config, LEGACY_CONFIG_COUNT,
-                                     soon(), &summary, test_err()),
-                   COX_PEER_DEAD, "exited with status 7");
+    assert_refused(init_of(group, &summary, test_err()), COX_PEER_DEAD, "exited with status 7");
     assert_contains(test_error.text, "no accelerator");
     assert_int_equal(cox_executor_stop(test_group_executor(group)), 0);
 }
 
 /* A request without a reply, with an impossible length: a reply to it would be taken for that of
  * the next request, and so on for ever. */
-TEST(p4_p10_a_spoilt_request_without_reply_is_not_replied)
+LEGACY_TEST(p4_p10_a_spoilt_request_without_reply_is_not_replied, 2, all_native)
 {
-    struct cox_executor_options options = small_options(2, all_native);
-    char name[64], path[192];
-    options.name = test_unique_name(name);
-    struct test_group *group = test_group_start(2, &options);
-    group_init(group);
+    char path[192];
     for (uint32_t rank = 0; rank < 2; rank++)
         rank_halt(group, rank);
     const int64_t id = 7;
-    assert_ok(cox_executor_cleanup(test_group_executor(group), &id, 1, soon(), test_err()));
-    snprintf(path, sizeof path, "/dev/shm/%s_execute_request", test_group_executor(group)->objects);
+    assert_ok(cox_executor_cleanup(executor, &id, 1, soon(), test_err()));
+    snprintf(path, sizeof path, "/dev/shm/%s_execute_request", executor->objects);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     uint8_t low = 0;
     assert_int_equal(pread(fd, &low, 1, 0), 1);
@@ -546,54 +420,43 @@ TEST(p4_p10_a_spoilt_request_without_reply_is_not_replied)
     test_await_faults(group, 1);
     assert_contains(test_fault(group, 0), "impossible length");
     group_infer(group);
-    group_end(group);
 }
 
 /* ---- the end ---- */
 
-TEST(m15_goodbye_right_behind_a_request_without_reply)
+LEGACY_TEST(m15_goodbye_right_behind_a_request_without_reply, 2, all_legacy, all_legacy, all_legacy,
+            all_legacy, all_legacy)
 {
-    for (int i = 0; i < 5; i++) {
-        struct test_group *group = group_start(2, all_legacy);
-        group_init(group);
-        link_one(group, "cluster-1", false);
-        const int64_t id = 7;
-        /* The one frame may still be read when stop says goodbye. */
-        assert_ok(cox_executor_cleanup(test_group_executor(group), &id, 1, soon(), test_err()));
-        group_end(group);
-    }
+    const int64_t id = 7;
+    link_one(group, "cluster-1", false);
+    /* The one frame may still be read when stop says goodbye. */
+    assert_ok(cox_executor_cleanup(executor, &id, 1, soon(), test_err()));
 }
 
 TEST(m15_end_is_bounded_whatever_a_rank_does)
 {
-    struct cox_executor_options options = small_options(2, all_legacy);
-    options.times.finalize_ms = 500;
-    options.times.term_ms = 500;
-    struct test_group *group = test_group_start(2, &options);
+    struct cox_executor_options options = *SMALL(.workers.command = all_legacy);
+    options.times.finalize_ms = options.times.term_ms = 500;
+    OWN_GROUP *group = test_group_start(2, &options);
     struct cox_executor *executor = test_group_executor(group);
     group_init(group);
-    struct inbox inbox;
-    inbox_init(&inbox);
-    assert_ok(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox));
+    handler_set(group);
     rank_halt(group, 1);
     assert_ok(step_submit(group, &(struct row){1, 5}, soon(), test_err()));
     uint64_t begin = cox_now_ns();
     assert_in_range(cox_executor_stop(executor), 1, 2);
     assert_true(cox_now_ns() - begin < 10000 * COX_NSEC_PER_MSEC);
-    assert_int_equal(inbox_await(&inbox)->status, COX_CLOSED);
-    assert_int_equal(inbox.reply.completion.ranks[1].outcome, COX_OUTCOME_LATE);
-    test_group_free(group);
-    assert_int_equal(inbox_count(&inbox), 1);
-    test_completion_deinit(&inbox.reply.completion);
+    assert_int_equal(test_completion_count(group), 1);
+    assert_int_equal(test_await(group, 0)->status, COX_CLOSED);
+    assert_int_equal(test_await(group, 0)->ranks[1].outcome, COX_OUTCOME_LATE);
 }
 
 TEST(p7_names_that_the_workers_removed_are_no_error)
 {
-    struct cox_executor_options options = small_options(2, all_legacy);
     char name[64], regions[160];
-    options.name = test_unique_name(name);
     assert_int_equal(setenv("COX_LEGACY_UNLINK", "1", 1), 0);
-    struct test_group *group = test_group_start(2, &options);
+    struct test_group *group =
+        test_group_start(2, SMALL(.workers.command = all_legacy, .name = test_unique_name(name)));
     assert_int_equal(unsetenv("COX_LEGACY_UNLINK"), 0);
     /* A legacy group keeps its names while it lives: a worker may open them at any time. */
     group_init(group);
@@ -630,12 +493,12 @@ TEST(m3_p8_an_init_is_sent_again_to_legacy_workers)
 
 TEST(m3_what_legacy_workers_cannot_do_is_refused)
 {
-    struct cox_executor_options options = small_options(2, all_legacy);
+    struct cox_executor_options options = *SMALL(.rank_count = 17, .workers.command = all_legacy);
     struct test_group *group = NULL;
     options.depth = 2;
     assert_refused(test_group_try(&options, &group, test_err()), COX_INVALID, "depth 2");
 
-    options = small_options(17, all_legacy);
+    options.depth = 0;
     options.memory.response_size[COX_CHANNEL_TRANSFER] = 16 * MIB;
     assert_refused(test_group_try(&options, &group, test_err()), COX_INVALID, "recover_command");
     assert_contains(test_error.text, "8388608 bytes");
