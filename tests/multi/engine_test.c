@@ -42,12 +42,6 @@ struct lent_init {
     struct cox_init_entry entries[2];
 };
 
-static void lent_init_set(struct lent_init *init, const char *key, const char *value)
-{
-    if (value)
-        init->entries[init->request.entry_count++] = (struct cox_init_entry){key, value};
-}
-
 static void lent_init_fill(struct lent_init *init, uint64_t sequence, const char *model,
                            const char *block_count, const struct cox_worker *worker)
 {
@@ -60,8 +54,11 @@ static void lent_init_fill(struct lent_init *init, uint64_t sequence, const char
                   .rank_count = worker->rank_count,
                   .generation = worker->group_generation},
     };
-    lent_init_set(init, "model", model);
-    lent_init_set(init, "block_count", block_count);
+    if (model)
+        init->entries[init->request.entry_count++] = (struct cox_init_entry){"model", model};
+    if (block_count)
+        init->entries[init->request.entry_count++] =
+            (struct cox_init_entry){"block_count", block_count};
 }
 
 uint32_t cox_worker_rank(const struct cox_worker *worker)
@@ -124,14 +121,12 @@ struct plan {
     uint32_t rank_count;
     /* there is memory for a group */
     bool grouped;
-    /* whose second init names a model that is not there; UINT32_MAX: none */
-    uint32_t bad_init_rank;
-    /* whose batch in the second step cannot be; UINT32_MAX: none */
-    uint32_t bad_batch_rank;
+    /* whose second init names a model that is not there, or whose batch in the second step cannot
+     * be; UINT32_MAX: none */
+    uint32_t bad_rank;
     /* a fault in rank 3 */
     const char *arm;
 };
-#define PLAN .bad_init_rank = UINT32_MAX, .bad_batch_rank = UINT32_MAX
 
 struct seat {
     struct cox_engine *engine;
@@ -218,16 +213,25 @@ static int seat_generate(struct seat *seat, uint64_t sequence, struct cox_error 
     return r;
 }
 
+/* The first init, and so many texts. */
+static int seat_begin(struct seat *seat, struct crew *crew, uint32_t rank, struct crew_rank *self,
+                      const struct plan *plan, uint32_t text_count)
+{
+    int r = seat_open(seat, crew, rank, self, plan);
+
+    if (r == 0)
+        r = seat_init(seat, NULL, 1, &self->err);
+    if (r == 0 && text_count)
+        r = seat_generate(seat, 2, &self->err);
+    return r;
+}
+
 static int generate(struct crew *crew, uint32_t rank, struct crew_rank *self, void *context)
 {
     const struct plan *plan = context;
     struct seat seat;
-    int r = seat_open(&seat, crew, rank, self, plan);
+    int r = seat_begin(&seat, crew, rank, self, plan, 1);
 
-    if (r == 0)
-        r = seat_init(&seat, NULL, 1, &self->err);
-    if (r == 0)
-        r = seat_generate(&seat, 2, &self->err);
     /* A rank that leaves counts as dead for those that have not noticed yet that rank 3 is. */
     if (plan->arm)
         crew_meet(crew, crew->rank_count - 1);
@@ -235,13 +239,13 @@ static int generate(struct crew *crew, uint32_t rank, struct crew_rank *self, vo
     return r;
 }
 
-static void run_all(struct crew *crew, uint32_t rank_count,
-                    int (*fn)(struct crew *, uint32_t, struct crew_rank *, void *),
-                    struct plan *plan)
+typedef int (*rank_fn)(struct crew *crew, uint32_t rank, struct crew_rank *self, void *context);
+
+static void run_all(struct crew *crew, uint32_t rank_count, rank_fn fn, const struct plan *plan)
 {
     crew_open(crew, rank_count);
     for (uint32_t rank = 0; rank < rank_count; rank++)
-        crew_start(crew, rank, fn, plan);
+        crew_start(crew, rank, fn, (void *)(uintptr_t)plan);
     crew_wait(crew);
 }
 
@@ -255,56 +259,39 @@ static void expect_ended(const struct crew *crew, uint32_t rank, int result)
     fail_msg("rank %u: expected %d, got %d", rank, result, crew->ranks[rank].result);
 }
 
-/* What one rank alone generates. */
-static void reference_of(float numbers[2 * STEP_COUNT])
+/* Every rank ends with 0, and has generated so many texts, each as one rank alone does. */
+static void expect_texts(uint32_t rank_count, rank_fn fn, const struct plan *plan, size_t times)
 {
-    struct plan plan = {PLAN};
-    struct crew crew;
+    const size_t size = 2 * STEP_COUNT;
+    const struct plan none = {0};
+    struct crew reference, crew;
 
-    run_all(&crew, 1, generate, &plan);
-    expect_ended(&crew, 0, 0);
-    assert_int_equal(crew.ranks[0].number_count, 2 * STEP_COUNT);
-    memcpy(numbers, crew.ranks[0].numbers, 2 * STEP_COUNT * sizeof(float));
-    crew_close(&crew);
-}
-
-static void expect_generated(struct crew *crew, size_t times)
-{
-    float reference[2 * STEP_COUNT];
-
-    reference_of(reference);
-    for (uint32_t rank = 0; rank < crew->rank_count; rank++) {
-        expect_ended(crew, rank, 0);
-        assert_int_equal(crew->ranks[rank].number_count, times * 2 * STEP_COUNT);
+    run_all(&reference, 1, generate, &none);
+    expect_ended(&reference, 0, 0);
+    assert_int_equal(reference.ranks[0].number_count, size);
+    run_all(&crew, rank_count, fn, plan);
+    for (uint32_t rank = 0; rank < rank_count; rank++) {
+        expect_ended(&crew, rank, 0);
+        assert_int_equal(crew.ranks[rank].number_count, times * size);
         for (size_t i = 0; i < times; i++)
-            assert_memory_equal(crew->ranks[rank].numbers + i * 2 * STEP_COUNT, reference,
-                                sizeof(reference));
+            assert_memory_equal(crew.ranks[rank].numbers + i * size, reference.ranks[0].numbers,
+                                size * sizeof(float));
     }
+    crew_close(&crew);
+    crew_close(&reference);
 }
 
 PLAIN_TEST(s5_tokens_and_probabilities_same_bits_for_1_2_4_8_workers)
 {
-    for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct plan plan = {PLAN, .grouped = true};
-        struct crew crew;
-
-        run_all(&crew, n, generate, &plan);
-        expect_generated(&crew, 1);
-        crew_close(&crew);
-    }
+    for (uint32_t n = 1; n <= 8; n *= 2)
+        expect_texts(n, generate, &(struct plan){.grouped = true}, 1);
 }
 
 /* As with a legacy coordinator: any number of ranks, each for itself. */
 PLAIN_TEST(workers_without_a_group_compute_the_whole_model)
 {
-    for (uint32_t n = 2; n <= 3; n++) {
-        struct plan plan = {PLAN};
-        struct crew crew;
-
-        run_all(&crew, n, generate, &plan);
-        expect_generated(&crew, 1);
-        crew_close(&crew);
-    }
+    for (uint32_t n = 2; n <= 3; n++)
+        expect_texts(n, generate, &(struct plan){0}, 1);
 }
 
 PLAIN_TEST(ranks_that_do_not_divide_the_slices_are_refused_at_init)
@@ -312,7 +299,7 @@ PLAIN_TEST(ranks_that_do_not_divide_the_slices_are_refused_at_init)
     static const uint32_t counts[] = {3, 5, 6, 7, 16};
 
     for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
-        struct plan plan = {PLAN, .grouped = true, .rank_count = counts[i]};
+        const struct plan plan = {.grouped = true, .rank_count = counts[i]};
         struct crew crew;
         char words[16];
 
@@ -331,20 +318,16 @@ PLAIN_TEST(ranks_that_do_not_divide_the_slices_are_refused_at_init)
 static int init_again(struct crew *crew, uint32_t rank, struct crew_rank *self, void *context)
 {
     const struct plan *plan = context;
-    const bool bad = plan->bad_init_rank == rank;
+    const bool bad = plan->bad_rank == rank;
     struct seat seat;
     int second = 0;
-    int r = seat_open(&seat, crew, rank, self, context);
+    int r = seat_begin(&seat, crew, rank, self, plan, 1);
 
-    if (r == 0)
-        r = seat_init(&seat, NULL, 1, &self->err);
-    if (r == 0)
-        r = seat_generate(&seat, 2, &self->err);
     /* The coordinator waits for all steps before it sends another init, and for that in turn. */
     crew_meet(crew, crew->rank_count);
     if (r == 0)
         second = seat_init(&seat, bad ? "/nowhere" : NULL, 20, test_err());
-    if (plan->bad_init_rank != UINT32_MAX && second != (bad ? COX_NOT_FOUND : COX_ABORTED))
+    if (plan->bad_rank != UINT32_MAX && second != (bad ? COX_NOT_FOUND : COX_ABORTED))
         r = cox_fail(&self->err, COX_STATE, "the second init ended with %d: %s", second,
                      test_error.text);
     /* Nothing is left to step with. */
@@ -361,25 +344,13 @@ static int init_again(struct crew *crew, uint32_t rank, struct crew_rank *self, 
 
 PLAIN_TEST(a_second_init_uses_the_group_that_was_joined)
 {
-    struct plan plan = {PLAN, .grouped = true};
-    struct crew crew;
-
-    run_all(&crew, 4, init_again, &plan);
-    expect_generated(&crew, 2);
-    crew_close(&crew);
+    expect_texts(4, init_again, &(struct plan){.grouped = true, .bad_rank = UINT32_MAX}, 2);
 }
 
 PLAIN_TEST(an_init_that_fails_on_one_rank_fails_on_all_and_the_next_is_fine)
 {
-    for (uint32_t bad = 0; bad < 4; bad++) {
-        struct plan plan = {PLAN, .grouped = true};
-        struct crew crew;
-
-        plan.bad_init_rank = bad;
-        run_all(&crew, 4, init_again, &plan);
-        expect_generated(&crew, 2);
-        crew_close(&crew);
-    }
+    for (uint32_t bad = 0; bad < 4; bad++)
+        expect_texts(4, init_again, &(struct plan){.grouped = true, .bad_rank = bad}, 2);
 }
 
 /* One rank's second step cannot be: the others are in it, or come to it later. Then all is computed
@@ -387,15 +358,11 @@ PLAIN_TEST(an_init_that_fails_on_one_rank_fails_on_all_and_the_next_is_fine)
 static int step_badly(struct crew *crew, uint32_t rank, struct crew_rank *self, void *context)
 {
     const struct plan *plan = context;
-    const bool bad = plan->bad_batch_rank == rank;
+    const bool bad = plan->bad_rank == rank;
     struct seat seat;
     int failed = 0;
-    int r = seat_open(&seat, crew, rank, self, context);
+    int r = seat_begin(&seat, crew, rank, self, plan, 1);
 
-    if (r == 0)
-        r = seat_init(&seat, NULL, 1, &self->err);
-    if (r == 0)
-        r = seat_generate(&seat, 2, &self->err);
     crew_meet(crew, crew->rank_count);
     if (r == 0)
         failed = seat_step(&seat, 20, 0, bad ? 1000 : PROMPT_LENGTH, test_err());
@@ -413,15 +380,8 @@ static int step_badly(struct crew *crew, uint32_t rank, struct crew_rank *self, 
 
 PLAIN_TEST(s2_a_step_that_fails_on_one_rank_fails_on_all_and_is_computed_anew)
 {
-    for (uint32_t bad = 0; bad < 4; bad++) {
-        struct plan plan = {PLAN, .grouped = true};
-        struct crew crew;
-
-        plan.bad_batch_rank = bad;
-        run_all(&crew, 4, step_badly, &plan);
-        expect_generated(&crew, 2);
-        crew_close(&crew);
-    }
+    for (uint32_t bad = 0; bad < 4; bad++)
+        expect_texts(4, step_badly, &(struct plan){.grouped = true, .bad_rank = bad}, 2);
 }
 
 /* Rank 1 does not come to an init, the first or (grouped already) the second; it ends for rank 0
@@ -429,7 +389,7 @@ PLAIN_TEST(s2_a_step_that_fails_on_one_rank_fails_on_all_and_is_computed_anew)
 static int init_given_up(struct crew *crew, uint32_t rank, struct crew_rank *self, void *context)
 {
     const struct plan *plan = context;
-    const bool first = plan->bad_init_rank == 1;
+    const bool first = plan->bad_rank == 1;
     struct seat seat;
     int r = seat_open(&seat, crew, rank, self, context), ended = COX_ABORTED;
 
@@ -458,18 +418,9 @@ static int init_given_up(struct crew *crew, uint32_t rank, struct crew_rank *sel
 
 PLAIN_TEST(s2_an_init_that_was_given_up_ends_while_ranks_wait_for_each_other)
 {
-    for (uint32_t variant = 0; variant < 2; variant++) {
-        struct plan plan = {PLAN, .grouped = true};
-        struct crew crew;
-
-        plan.bad_init_rank = variant;
-        run_all(&crew, 2, init_given_up, &plan);
-        if (variant == 0)
-            expect_generated(&crew, 1);
-        expect_ended(&crew, 0, 0);
-        expect_ended(&crew, 1, 0);
-        crew_close(&crew);
-    }
+    for (uint32_t variant = 0; variant < 2; variant++)
+        expect_texts(2, init_given_up, &(struct plan){.grouped = true, .bad_rank = variant},
+                     variant == 0);
 }
 
 static struct seat *_Atomic stopped_seat;
@@ -486,11 +437,9 @@ static int wait_and_be_stopped(struct crew *crew, uint32_t rank, struct crew_ran
 {
     static struct seat seat;
     const struct sigaction action = {.sa_handler = on_alarm};
-    int r = seat_open(&seat, crew, rank, self, context);
+    int r = seat_begin(&seat, crew, rank, self, context, 0);
 
     stopped_seat = &seat;
-    if (r == 0)
-        r = seat_init(&seat, NULL, 1, &self->err);
     if (r == 0 && rank == 0) {
         /* Whether the signal comes before the wait or in it: the reply is the same. */
         sigaction(SIGALRM, &action, NULL);
@@ -504,10 +453,9 @@ static int wait_and_be_stopped(struct crew *crew, uint32_t rank, struct crew_ran
 
 PLAIN_TEST(p1_a_rank_that_is_stopped_waits_no_longer)
 {
-    struct plan plan = {PLAN, .grouped = true};
     struct crew crew;
 
-    run_all(&crew, 2, wait_and_be_stopped, &plan);
+    run_all(&crew, 2, wait_and_be_stopped, &(struct plan){.grouped = true});
     expect_ended(&crew, 0, COX_ABORTED);
     expect_ended(&crew, 1, 0);
     crew_close(&crew);
@@ -540,10 +488,9 @@ PLAIN_TEST(b3_a_rank_killed_in_init_or_a_step_is_named_by_the_others)
     skip();
 #endif
     for (size_t i = 0; i < sizeof(arms) / sizeof(arms[0]); i++) {
-        struct plan plan = {PLAN, .grouped = true, .arm = arms[i]};
         struct crew crew;
 
-        run_all(&crew, 4, generate_with_a_fault, &plan);
+        run_all(&crew, 4, generate_with_a_fault, &(struct plan){.grouped = true, .arm = arms[i]});
         assert_true(WIFSIGNALED(crew.statuses[3]));
         for (uint32_t rank = 0; rank < 3; rank++) {
             expect_ended(&crew, rank, COX_PEER_DEAD);
@@ -618,14 +565,8 @@ static int recover(struct crew *crew, uint32_t rank, struct crew_rank *self, voi
 
 PLAIN_TEST(m12_reinit_makes_the_cache_anew_and_the_same_is_computed)
 {
-    for (uint32_t n = 1; n <= 4; n *= 4) {
-        struct plan plan = {PLAN, .grouped = true};
-        struct crew crew;
-
-        run_all(&crew, n, recover, &plan);
-        expect_generated(&crew, 2);
-        crew_close(&crew);
-    }
+    for (uint32_t n = 1; n <= 4; n *= 4)
+        expect_texts(n, recover, &(struct plan){.grouped = true}, 2);
 }
 
 /* An init after others, of which some failed, is to this rank what it is to one that was replaced
@@ -670,10 +611,9 @@ static int init_after_others(struct crew *crew, uint32_t rank, struct crew_rank 
 
 PLAIN_TEST(m12_p8_an_init_does_not_depend_on_those_before)
 {
-    struct plan plan = {PLAN};
     struct crew crew;
 
-    run_all(&crew, 1, init_after_others, &plan);
+    run_all(&crew, 1, init_after_others, &(struct plan){0});
     expect_ended(&crew, 0, 0);
     crew_close(&crew);
 }
