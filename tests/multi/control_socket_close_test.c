@@ -114,7 +114,7 @@ static struct cox_handle handle_of(int fd)
 static int with_a_hello(enum kind kind)
 {
     uint8_t frame[COX_HELLO_SIZE] = {0};
-    int fd = raw_connect(cox_control_socket_path(control_socket)), unwanted = trap(kind);
+    int fd = raw_client(), unwanted = trap(kind);
     send_all(fd, frame, 100, &unwanted, 1);
     return fd;
 }
@@ -184,7 +184,7 @@ static int more_than_is_allowed(enum kind kind)
 static int left_unread(enum kind kind)
 {
     uint8_t bytes[COX_HELLO_SIZE + 1] = {0};
-    int fd = raw_connect(cox_control_socket_path(control_socket));
+    int fd = raw_client();
     for (size_t i = 0; i < 3; i++) {
         int unwanted = trap(kind);
         send_all(fd, bytes, sizeof bytes / 4, &unwanted, 1);
@@ -194,11 +194,9 @@ static int left_unread(enum kind kind)
 
 static int of_a_worker(enum kind kind)
 {
-    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     int unwanted = trap(kind);
-    CHECK(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
-                                     &session, NULL) == 0);
+    CHECK(connect_as(COX_HELLO_WORKER, &session) == 0);
     send_all(session.fd, "x", 1, &unwanted, 1);
     return session.fd;
 }
@@ -228,14 +226,14 @@ static void send_urgent(int fd, int unwanted)
 
 static int urgently(enum kind kind)
 {
-    int fd = raw_connect(cox_control_socket_path(control_socket));
+    int fd = raw_client();
     send_urgent(fd, trap(kind));
     return fd;
 }
 
 static int urgently_before_others(enum kind kind)
 {
-    int fd = raw_connect(cox_control_socket_path(control_socket)), unwanted = trap(kind);
+    int fd = raw_client(), unwanted = trap(kind);
     send_urgent(fd, unwanted);
     close(unwanted);
     send_all(fd, "x", 1, NULL, 0);
@@ -246,7 +244,7 @@ static int urgently_before_others(enum kind kind)
 static int behind_an_urgent_byte(enum kind kind)
 {
     static const uint8_t bytes[16384];
-    int fd = raw_connect(cox_control_socket_path(control_socket)), unwanted = trap(kind);
+    int fd = raw_client(), unwanted = trap(kind);
     send_all(fd, bytes, sizeof bytes, NULL, 0);
     send_urgent(fd, -1);
     send_all(fd, "x", 1, &unwanted, 1);

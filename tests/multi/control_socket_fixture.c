@@ -225,6 +225,13 @@ int socket_setup(void **state)
     return leak_setup(state);
 }
 
+int open_setup(void **state)
+{
+    int r = socket_setup(state);
+    socket_start(NULL);
+    return r;
+}
+
 int socket_teardown(void **state)
 {
     char command[128];
@@ -291,6 +298,14 @@ struct cox_hello worker_hello(void)
     return (struct cox_hello){.role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY};
 }
 
+int connect_as(enum cox_hello_role role, struct cox_control_connection *ret_session)
+{
+    const struct cox_hello hello = {.role = role,
+                                    .rank = role == COX_HELLO_WORKER ? COX_HELLO_RANK_ANY : 0};
+    return cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
+                                      ret_session, test_err());
+}
+
 int raw_connect(const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -299,6 +314,11 @@ int raw_connect(const char *path)
     if (fd >= 0 && connect(fd, (const struct sockaddr *)&address, sizeof address) < 0)
         cox_close_fd(&fd);
     return fd;
+}
+
+int raw_client(void)
+{
+    return raw_connect(cox_control_socket_path(control_socket));
 }
 
 int raw_reply(int fd, char *text)
@@ -323,6 +343,14 @@ int raw_reply(int fd, char *text)
         text[head[2]] = '\0';
     }
     return head[1];
+}
+
+void raw_refused(int fd, int code, const char *text)
+{
+    char said[256];
+    assert_int_equal(raw_reply(fd, said), code);
+    assert_contains(said, text);
+    close(fd);
 }
 
 bool fd_says(int fd, uint32_t number)

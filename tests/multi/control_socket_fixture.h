@@ -15,6 +15,8 @@
 #include "channel/socket/socket.h"
 
 #define SOCKET_TEST(name) TEST_WITH(name, socket_setup, socket_teardown)
+/* With an open control socket. */
+#define OPEN_SOCKET_TEST(name) TEST_WITH(name, open_setup, socket_teardown)
 #define PATIENCE cox_deadline_after_ms(60000)
 #define NOBODY 65534
 
@@ -41,6 +43,7 @@ extern struct cox_control_socket *control_socket;
 extern char runtime_dir[64]; /* of this test */
 
 int socket_setup(void **state);
+int open_setup(void **state);
 int socket_teardown(void **state);
 extern const struct cox_control_socket_hooks host_hooks;
 struct cox_control_socket_options host_options(const char *name);
@@ -74,11 +77,16 @@ pid_t client_start(void (*fn)(void *context), void *context);
 void client_run(void (*fn)(void *context), void *context);
 
 struct cox_hello worker_hello(void);
-/* A connection without a word. */
+/* As a client of this process, a worker of any rank or another; what is said is in test_error. */
+int connect_as(enum cox_hello_role role, struct cox_control_connection *ret_session);
+/* A connection without a word; to the control socket of the test. */
 int raw_connect(const char *path);
+int raw_client(void);
 /* What the coordinator says: the code of a refusal (its text in text[256]), 0: a hello reply, -1:
  * closed without a word. */
 int raw_reply(int fd, char *text);
+/* It is a refusal of this code, with this in its text; fd is closed. */
+void raw_refused(int fd, int code, const char *text);
 /* The file that fd means has this text. */
 bool fd_says(int fd, uint32_t number);
 

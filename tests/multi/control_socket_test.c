@@ -44,10 +44,9 @@ static void worker_connection(void *context)
     cox_control_connection_close(&session);
 }
 
-SOCKET_TEST(a1_a9_a_worker_gets_its_place_and_all_its_fds_at_once)
+OPEN_SOCKET_TEST(a1_a9_a_worker_gets_its_place_and_all_its_fds_at_once)
 {
     const uint32_t counts[] = {0, 1, 4, 28, COX_HELLO_FD_COUNT_MAX};
-    socket_start(NULL);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         struct worker_connection connection = {worker_hello(), 3, counts[i], -1, -1};
         connection.hello.rank = 3;
@@ -65,14 +64,12 @@ SOCKET_TEST(a1_a9_a_worker_gets_its_place_and_all_its_fds_at_once)
     }
 }
 
-SOCKET_TEST(b20_the_end_of_a_worker_is_the_end_of_its_connection)
+OPEN_SOCKET_TEST(b20_the_end_of_a_worker_is_the_end_of_its_connection)
 {
-    struct worker_connection connection = {worker_hello(), COX_HELLO_RANK_ANY, 4, -1, -1};
     int told[2], hold[2];
-    assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(hold, O_CLOEXEC), 0);
-    connection.told = told[1];
-    connection.hold = hold[0];
-    socket_start(NULL);
+    test_pipe(told);
+    test_pipe(hold);
+    struct worker_connection connection = {worker_hello(), COX_HELLO_RANK_ANY, 4, told[1], hold[0]};
     for (uint32_t i = 0; i < 3; i++) {
         pid_t pid = client_start(worker_connection, &connection);
         assert_true(heard(told[0]));
@@ -81,10 +78,6 @@ SOCKET_TEST(b20_the_end_of_a_worker_is_the_end_of_its_connection)
         assert_true(WIFSIGNALED(child_status(pid)));
         await_count(&host.gone, i + 1);
         assert_int_equal(last_client().pid, pid);
-    }
-    for (int i = 0; i < 2; i++) {
-        close(told[i]);
-        close(hold[i]);
     }
 }
 
@@ -97,15 +90,13 @@ static void at_once(void *context)
     worker_connection(connection);
 }
 
-SOCKET_TEST(a1_64_workers_come_in_at_once)
+OPEN_SOCKET_TEST(a1_64_workers_come_in_at_once)
 {
-    struct worker_connection connection = {worker_hello(), COX_HELLO_RANK_ANY, 4, -1, -1};
     pid_t pids[64];
     int gate[2];
-    host.rank_count = 64;
-    assert_int_equal(pipe2(gate, O_CLOEXEC), 0);
-    socket_start(NULL);
-    connection.told = gate[0];
+    HOST(host.rank_count = 64);
+    test_pipe(gate);
+    struct worker_connection connection = {worker_hello(), COX_HELLO_RANK_ANY, 4, gate[0], -1};
     for (int i = 0; i < 64; i++) {
         int write_end = gate[1];
         pids[i] = fork();
@@ -116,7 +107,7 @@ SOCKET_TEST(a1_64_workers_come_in_at_once)
             _exit(0);
         }
     }
-    close(gate[1]);
+    test_close(gate[1]);
     for (int i = 0; i < 64; i++)
         child_join(pids[i]);
     await_count(&host.gone, 64);
@@ -124,18 +115,14 @@ SOCKET_TEST(a1_64_workers_come_in_at_once)
     for (int i = 0; i < 64; i++) /* each of them once */
         for (int j = 0; j < i; j++)
             assert_int_not_equal(host.gone_id[i], host.gone_id[j]);
-    close(gate[0]);
 }
 
 static void command_connection(void *context)
 {
-    struct cox_hello hello = {.role = COX_HELLO_COMMAND};
     struct cox_control_connection session;
     char text[4] = "";
-    int expected = *(int *)context;
-    int r = cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
-                                       &session, test_err());
-    CHECK(r == expected);
+    int r = connect_as(COX_HELLO_COMMAND, &session);
+    CHECK(r == *(int *)context);
     if (r) {
         CHECK(strstr(test_error.text, r == COX_UNSUPPORTED ? "no commands" : "not now"));
         return;
@@ -149,10 +136,9 @@ static void command_connection(void *context)
     cox_control_connection_close(&session);
 }
 
-SOCKET_TEST(a_command_has_a_stream_of_its_own)
+OPEN_SOCKET_TEST(a_command_has_a_stream_of_its_own)
 {
     int expected = 0;
-    socket_start(NULL);
     int before = fd_count();
     client_run(command_connection, &expected);
     await_count(&host.commands, 1);
@@ -167,79 +153,72 @@ SOCKET_TEST(roles_without_a_hook_are_refused)
     struct cox_control_socket_options options = host_options("test");
     const struct cox_control_socket_hooks none = {.context = NULL};
     struct cox_control_connection session;
-    struct cox_hello hello = worker_hello();
     int expected = COX_UNSUPPORTED;
     assert_int_equal(cox_control_socket_open(&options, &none, &control_socket, NULL), 0);
     client_run(command_connection, &expected);
-    assert_refused(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
-                                              PATIENCE, &session, test_err()),
-                   COX_UNSUPPORTED, "workers do not come in");
+    assert_refused(connect_as(COX_HELLO_WORKER, &session), COX_UNSUPPORTED,
+                   "workers do not come in");
 }
 
 /* ---- refused clients ---- */
 
-static int refused(const struct cox_hello *hello, const char *text)
+static void refused(const struct cox_hello *hello, int code, const char *text)
 {
     struct cox_control_connection session;
-    int r = cox_control_socket_connect(cox_control_socket_path(control_socket), hello, PATIENCE,
-                                       &session, test_err());
-    assert_true(r > 0);
-    assert_int_equal(test_error.code, r);
-    assert_contains(test_error.text, text);
-    return r;
+    assert_refused(cox_control_socket_connect(cox_control_socket_path(control_socket), hello,
+                                              PATIENCE, &session, test_err()),
+                   code, text);
 }
 
-SOCKET_TEST(a21_a10_a_veto_has_its_reason_and_its_code)
+OPEN_SOCKET_TEST(a21_a10_a_veto_has_its_reason_and_its_code)
 {
     struct cox_hello hello = worker_hello();
-    socket_start(NULL);
     HOST(host.refuse = COX_TAKEN);
     HOST(strcpy(host.reason, "rank 3 is served by process 17"));
-    assert_int_equal(refused(&hello, "rank 3 is served by process 17"), COX_TAKEN);
+    refused(&hello, COX_TAKEN, "rank 3 is served by process 17");
     HOST(host.refuse = -EIO); /* no status */
-    assert_int_equal(refused(&hello, "rank 3 is served"), COX_REJECTED);
+    refused(&hello, COX_REJECTED, "rank 3 is served");
     HOST(host.refuse = COX_DIVERGED);
     char reason[sizeof host.reason];
     memset(reason, 'x', 253);
     strcpy(reason + 253, "!\xe2\x98\x83 and more");
     HOST(strcpy(host.reason, reason));
-    assert_int_equal(refused(&hello, "xx!"), COX_DIVERGED);
+    refused(&hello, COX_DIVERGED, "xx!");
     HOST(host.refuse = 0);
     hello.rank_count = 5;
-    assert_int_equal(refused(&hello, "the group has 4 ranks, not 5"), COX_DIVERGED);
+    refused(&hello, COX_DIVERGED, "the group has 4 ranks, not 5");
     assert_int_equal(read_count(&host.gone), 0);
     assert_int_equal(read_count(&host.workers), 0);
 }
 
-SOCKET_TEST(a4_a5_a6_a7_a8_a_hello_that_cannot_be_is_refused_in_words)
+OPEN_SOCKET_TEST(a4_a5_a6_a7_a8_a_hello_that_cannot_be_is_refused_in_words)
 {
-    struct cox_hello hello = worker_hello();
-    socket_start(NULL);
-    hello.version = 9;
-    assert_int_equal(refused(&hello, "the client speaks version 9, the coordinator speaks 1"),
-                     COX_VERSION);
-    hello = worker_hello();
-    hello.rank_count = 200;
-    assert_int_equal(refused(&hello, "world size; count=200"), COX_INVALID);
-    hello = worker_hello();
-    hello.fd_count_max = 129;
-    assert_int_equal(refused(&hello, "fds at once; count=129"), COX_INVALID);
-    hello = worker_hello();
-    hello.request_size_min = UINT64_MAX;
-    assert_int_equal(refused(&hello, "request size; bytes="), COX_INVALID);
-    hello = worker_hello();
-    hello.flags = 8;
-    assert_int_equal(refused(&hello, "flags; bits=0x8"), COX_INVALID);
+    static const struct {
+        struct cox_hello hello;
+        int code;
+        const char *text;
+    } hellos[] = {
+        {{.version = 9}, COX_VERSION, "the client speaks version 9, the coordinator speaks 1"},
+        {{.rank_count = 200}, COX_INVALID, "world size; count=200"},
+        {{.fd_count_max = 129}, COX_INVALID, "fds at once; count=129"},
+        {{.request_size_min = UINT64_MAX}, COX_INVALID, "request size; bytes="},
+        {{.flags = 8}, COX_INVALID, "flags; bits=0x8"},
+    };
+    for (size_t i = 0; i < sizeof hellos / sizeof *hellos; i++) {
+        struct cox_hello hello = hellos[i].hello;
+        hello.role = COX_HELLO_WORKER;
+        hello.rank = COX_HELLO_RANK_ANY;
+        refused(&hello, hellos[i].code, hellos[i].text);
+    }
     assert_int_equal(read_count(&host.admitted), 0);
 }
 
-SOCKET_TEST(a12_a_worker_that_takes_too_few_fds_is_refused)
+OPEN_SOCKET_TEST(a12_a_worker_that_takes_too_few_fds_is_refused)
 {
     struct cox_hello hello = worker_hello();
-    host.fd_count = 28;
+    HOST(host.fd_count = 28);
     hello.fd_count_max = 27;
-    socket_start(NULL);
-    assert_int_equal(refused(&hello, "needs 28 fds at once; this one takes 27"), COX_TOO_LARGE);
+    refused(&hello, COX_TOO_LARGE, "needs 28 fds at once; this one takes 27");
     await_count(&host.gone, 1);
     hello.fd_count_max = 28;
     struct worker_connection connection = {hello, COX_HELLO_RANK_ANY, 28, -1, -1};
@@ -247,14 +226,12 @@ SOCKET_TEST(a12_a_worker_that_takes_too_few_fds_is_refused)
 }
 
 /* The hook's fds cannot be sent: none was sent, and the client gets the error. */
-SOCKET_TEST(b19_a_hello_reply_that_cannot_be_sent_is_a_refusal)
+OPEN_SOCKET_TEST(b19_a_hello_reply_that_cannot_be_sent_is_a_refusal)
 {
-    struct cox_hello hello = worker_hello();
+    const struct cox_hello hello = worker_hello();
     int saved = host_fds[2];
-    socket_start(NULL);
     HOST(host_fds[2] = 9999);
-    assert_int_equal(refused(&hello, "the hello reply could not be sent: Bad file descriptor"),
-                     COX_REJECTED);
+    refused(&hello, COX_REJECTED, "the hello reply could not be sent: Bad file descriptor");
     await_count(&host.gone, 1);
     HOST(host_fds[2] = saved);
 }
@@ -276,15 +253,13 @@ SOCKET_TEST(a15_a17_a_slow_client_gets_the_reason)
     const size_t sizes[] = {0, 1, 1023};
     cox_hello_format(&hello, frame);
     for (size_t i = 0; i < 3; i++) {
-        int fd = raw_connect(cox_control_socket_path(control_socket));
+        int fd = raw_client();
         assert_true(sizes[i] == 0 || send(fd, frame, sizes[i], 0) == (ssize_t)sizes[i]);
-        assert_int_equal(raw_reply(fd, text), COX_TIMEOUT);
-        assert_contains(text, "of 1024 bytes of the hello came within 20 ms");
-        close(fd);
+        raw_refused(fd, COX_TIMEOUT, "of 1024 bytes of the hello came within 20 ms");
     }
     /* Bytes that go on coming, one by one, give it no more time. */
     unsigned came = COX_HELLO_SIZE;
-    int slow = raw_connect(cox_control_socket_path(control_socket));
+    int slow = raw_client();
     for (size_t i = 0; i < 1023 && send(slow, frame + i, 1, MSG_NOSIGNAL) == 1; i++)
         nanosleep(&(struct timespec){.tv_nsec = 10 * (long)COX_NSEC_PER_MSEC}, NULL);
     assert_int_equal(raw_reply(slow, text), COX_TIMEOUT);
@@ -294,22 +269,18 @@ SOCKET_TEST(a15_a17_a_slow_client_gets_the_reason)
     socket_stop();
     options.hello_ms = 0; /* with a silent client */
     socket_start(&options);
-    int fd = raw_connect(cox_control_socket_path(control_socket));
-    assert_int_equal(raw_reply(fd, text), COX_TIMEOUT);
-    assert_contains(text, "came within 1000 ms");
-    close(fd);
+    raw_refused(raw_client(), COX_TIMEOUT, "came within 1000 ms");
 }
 
 /* Byte by byte is a frame all the same. */
-SOCKET_TEST(a17_a_frame_may_come_in_any_pieces)
+OPEN_SOCKET_TEST(a17_a_frame_may_come_in_any_pieces)
 {
     uint8_t frame[COX_HELLO_SIZE];
     struct cox_hello hello = worker_hello();
     uint64_t seed = 7;
     cox_hello_format(&hello, frame);
-    socket_start(NULL);
     for (int round = 0; round < 20; round++) {
-        int fd = raw_connect(cox_control_socket_path(control_socket));
+        int fd = raw_client();
         for (size_t at = 0, size; at < sizeof frame; at += size) {
             size = round == 0 ? 1 : 1 + random_next(&seed) % 300;
             size = size > sizeof frame - at ? sizeof frame - at : size;
@@ -329,20 +300,16 @@ SOCKET_TEST(b21_200_slow_clients_delay_no_other)
         options.client_max = few ? 16 : 0; /* then the oldest make room */
         socket_start(&options);
         for (int i = 0; i < 200; i++) {
-            slow[i] = raw_connect(cox_control_socket_path(control_socket));
-            assert_true(slow[i] >= 0);
+            slow[i] = test_own_fd(raw_client());
             assert_int_equal(send(slow[i], "\1", 1, MSG_NOSIGNAL), 1);
             if (i % 40 == 39)
                 proper_connection();
         }
         await_count(&host.gone, few ? 10 : 5);
-        char text[256];
-        if (few) {
-            assert_int_equal(raw_reply(slow[0], text), COX_FULL);
-            assert_contains(text, "a newer client needed the place, one of 16");
-        }
+        if (few)
+            raw_refused(dup(slow[0]), COX_FULL, "a newer client needed the place, one of 16");
         for (int i = 0; i < 200; i++)
-            close(slow[i]);
+            test_close(slow[i]);
         socket_stop();
     }
 }
@@ -351,19 +318,17 @@ SOCKET_TEST(an_accepted_client_stays_when_all_places_are_taken)
 {
     struct cox_control_socket_options options = host_options("test");
     struct cox_control_connection sessions[3];
-    struct cox_hello hello = worker_hello();
+    const struct cox_hello hello = worker_hello();
     options.client_max = 3;
     socket_start(&options);
     for (int i = 0; i < 3; i++)
-        assert_ok(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
-                                             PATIENCE, &sessions[i], NULL));
+        assert_ok(connect_as(COX_HELLO_WORKER, &sessions[i]));
     for (int i = 0; i < 5; i++)
-        assert_int_equal(refused(&hello, "3 connections are open"), COX_FULL);
+        refused(&hello, COX_FULL, "3 connections are open");
     assert_int_equal(read_count(&host.gone), 0);
     cox_control_connection_close(&sessions[1]);
     await_count(&host.gone, 1);
-    assert_ok(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
-                                         &sessions[1], NULL));
+    assert_ok(connect_as(COX_HELLO_WORKER, &sessions[1]));
     for (int i = 0; i < 3; i++)
         cox_control_connection_close(&sessions[i]);
     await_count(&host.gone, 4);
@@ -375,7 +340,7 @@ static void flooding(void *context)
     (void)context;
     for (;;) {
         uint8_t bytes[2048];
-        int fd = raw_connect(cox_control_socket_path(control_socket));
+        int fd = raw_client();
         if (fd < 0)
             continue;
         for (size_t i = 0; i < sizeof bytes; i++)
@@ -388,18 +353,15 @@ static void flooding(void *context)
 }
 
 /* Connections as fast as they can be made, some with garbage, most closed at once. */
-SOCKET_TEST(b14_b21_a_flood_of_garbage_delays_no_client)
+OPEN_SOCKET_TEST(b14_b21_a_flood_of_garbage_delays_no_client)
 {
     pid_t flood[2];
-    socket_start(NULL);
     for (int i = 0; i < 2; i++)
         flood[i] = client_start(flooding, NULL);
     for (int i = 0; i < 20; i++)
         proper_connection();
-    for (int i = 0; i < 2; i++) {
-        kill(flood[i], SIGKILL);
-        child_status(flood[i]);
-    }
+    for (int i = 0; i < 2; i++)
+        child_kill(flood[i]);
     await_count(&host.gone, 20);
     assert_int_equal(read_count(&host.workers), 20);
 }
@@ -417,18 +379,15 @@ static uint64_t log_told(void)
     return told;
 }
 
-SOCKET_TEST(g1h_a_storm_of_refusals_is_a_few_lines_and_their_number)
+OPEN_SOCKET_TEST(g1h_a_storm_of_refusals_is_a_few_lines_and_their_number)
 {
     enum { COUNT = 30000 };
     uint8_t frame[COX_HELLO_SIZE];
-    char text[256];
     memset(frame, 0xff, sizeof frame);
-    socket_start(NULL);
     for (int i = 0; i < COUNT; i++) {
-        int fd = raw_connect(cox_control_socket_path(control_socket));
+        int fd = raw_client();
         cox_socket_send(fd, frame, sizeof frame, NULL, 0, PATIENCE);
-        assert_int_equal(raw_reply(fd, text), COX_VERSION);
-        close(fd);
+        raw_refused(fd, COX_VERSION, "");
     }
     proper_connection();
     socket_stop();
@@ -444,7 +403,7 @@ static void hoarding(void *context)
     memset(held, -1, sizeof held);
     for (size_t i = 0;; i = (i + 1) % 800) {
         cox_close_fd(&held[i]);
-        held[i] = raw_connect(cox_control_socket_path(control_socket));
+        held[i] = raw_client();
     }
 }
 
@@ -460,30 +419,25 @@ SOCKET_TEST(b21_a_flood_of_silent_connections_delays_no_other)
     for (int i = 0; i < 4; i++)
         flood[i] = client_start(hoarding, NULL);
     for (int i = 0; i < 100; i++) {
-        struct cox_hello hello = worker_hello();
         _cox_cleanup_(cox_control_connection_close) struct cox_control_connection session = {
             .fd = -1};
-        if (cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
-                                       &session, test_err())) {
+        if (connect_as(COX_HELLO_WORKER, &session)) {
             if (!strstr(test_error.text, "a newer client needed the place") || ++refused > 10)
                 fail_msg("connection %d: %s", i, test_error.text);
             i--;
         }
     }
-    for (int i = 0; i < 4; i++) {
-        kill(flood[i], SIGKILL);
-        child_status(flood[i]);
-    }
+    for (int i = 0; i < 4; i++)
+        child_kill(flood[i]);
 }
 
-SOCKET_TEST(b14_garbage_is_refused_in_words)
+OPEN_SOCKET_TEST(b14_garbage_is_refused_in_words)
 {
     uint64_t seed = 4711;
     char text[256];
-    socket_start(NULL);
     for (int round = 0; round < 200; round++) {
         uint8_t bytes[COX_HELLO_SIZE];
-        int fd = raw_connect(cox_control_socket_path(control_socket));
+        int fd = raw_client();
         for (size_t i = 0; i < sizeof bytes; i++)
             bytes[i] = (uint8_t)random_next(&seed);
         if (round % 2) { /* of this version, at least */
@@ -498,39 +452,34 @@ SOCKET_TEST(b14_garbage_is_refused_in_words)
     assert_int_equal(read_count(&host.admitted), 0);
 }
 
-SOCKET_TEST(b15_fds_that_come_with_a_hello_are_closed)
+OPEN_SOCKET_TEST(b15_fds_that_come_with_a_hello_are_closed)
 {
     uint8_t frame[COX_HELLO_SIZE];
     struct cox_hello hello = worker_hello();
-    char text[256];
     cox_hello_format(&hello, frame);
-    socket_start(NULL);
     int before = fd_count();
     for (uint32_t count = 1; count <= COX_HELLO_FD_COUNT_MAX; count *= 2)
         for (int late = 0; late < 2; late++) {
-            int fd = raw_connect(cox_control_socket_path(control_socket));
+            int fd = raw_client();
             if (late) /* within the frame */
                 assert_int_equal(cox_socket_send(fd, frame, 100, NULL, 0, PATIENCE), 0);
             assert_ok(cox_socket_send(fd, frame + 100 * late, 1024 - 100 * (size_t)late, host_fds,
                                       count, PATIENCE));
-            assert_int_equal(raw_reply(fd, text), COX_CORRUPT);
-            assert_contains(text, "came with the hello");
-            close(fd);
+            raw_refused(fd, COX_CORRUPT, "came with the hello");
         }
     assert_int_equal(read_count(&host.admitted), 0);
     await_fds(before);
 }
 
-SOCKET_TEST(a16_a_client_that_leaves_before_its_hello_is_complete_is_forgotten)
+OPEN_SOCKET_TEST(a16_a_client_that_leaves_before_its_hello_is_complete_is_forgotten)
 {
     uint8_t frame[COX_HELLO_SIZE] = {1};
-    socket_start(NULL);
     int before = fd_count();
     const size_t sizes[] = {1, 500, 1023};
     for (size_t i = 0; i < 3; i++)
         for (int half = 0; half < 2; half++) {
             char text[64];
-            int fd = raw_connect(cox_control_socket_path(control_socket));
+            int fd = raw_client();
             assert_int_equal(send(fd, frame, sizes[i], 0), sizes[i]);
             if (half) {
                 assert_int_equal(shutdown(fd, SHUT_WR), 0);
@@ -547,19 +496,17 @@ SOCKET_TEST(a16_a_client_that_leaves_before_its_hello_is_complete_is_forgotten)
 }
 
 /* Half of a connection is none, for a worker. */
-SOCKET_TEST(a16_b20_a_worker_that_closes_one_direction_has_gone)
+OPEN_SOCKET_TEST(a16_b20_a_worker_that_closes_one_direction_has_gone)
 {
     struct cox_control_connection session;
     struct cox_hello hello = worker_hello();
     uint8_t frame[COX_HELLO_SIZE];
-    socket_start(NULL);
-    assert_ok(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
-                                         &session, NULL));
+    assert_ok(connect_as(COX_HELLO_WORKER, &session));
     assert_int_equal(shutdown(session.fd, SHUT_WR), 0);
     await_count(&host.gone, 1);
     cox_control_connection_close(&session);
     cox_hello_format(&hello, frame);
-    int fd = raw_connect(cox_control_socket_path(control_socket));
+    int fd = raw_client();
     assert_int_equal(send(fd, frame, sizeof frame, 0), sizeof frame);
     assert_int_equal(shutdown(fd, SHUT_WR), 0);
     assert_int_equal(raw_reply(fd, NULL), 0);
@@ -567,27 +514,21 @@ SOCKET_TEST(a16_b20_a_worker_that_closes_one_direction_has_gone)
     close(fd);
 }
 
-SOCKET_TEST(b14_more_than_a_frame_is_refused)
+OPEN_SOCKET_TEST(b14_more_than_a_frame_is_refused)
 {
-    uint8_t bytes[COX_HELLO_SIZE * 3];
+    uint8_t bytes[COX_HELLO_SIZE * 3] = {0};
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
-    char text[256];
-    memset(bytes, 0, sizeof bytes);
     cox_hello_format(&hello, bytes);
-    socket_start(NULL);
     for (size_t more = 1; more < sizeof bytes - COX_HELLO_SIZE; more *= 3) {
-        int fd = raw_connect(cox_control_socket_path(control_socket));
+        int fd = raw_client();
         assert_int_equal(send(fd, bytes, COX_HELLO_SIZE + more, 0), COX_HELLO_SIZE + more);
-        assert_int_equal(raw_reply(fd, text), COX_CORRUPT);
-        assert_contains(text, "more than the 1024 bytes");
-        close(fd);
+        raw_refused(fd, COX_CORRUPT, "more than the 1024 bytes");
     }
     /* And after its hello reply it has nothing to say: it is taken for dead. */
     assert_int_equal(read_count(&host.gone), 0);
     for (uint32_t with_fd = 0; with_fd < 2; with_fd++) {
-        assert_ok(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
-                                             PATIENCE, &session, NULL));
+        assert_ok(connect_as(COX_HELLO_WORKER, &session));
         assert_int_equal(cox_socket_send(session.fd, "x", 1, host_fds, with_fd, PATIENCE), 0);
         await_count(&host.gone, with_fd + 1);
         assert_int_equal(raw_reply(session.fd, NULL), -COX_CLOSED);
@@ -598,38 +539,41 @@ SOCKET_TEST(b14_more_than_a_frame_is_refused)
 
 /* ---- want of fds, time, and much of it ---- */
 
+/* Leaves this process room for so many fds. */
+static void leave_fds(int count)
+{
+    int fds[8];
+    struct rlimit limit;
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    for (int i = 0; i < count; i++) { /* the lowest ones: the last of them is the highest */
+        fds[i] = dup(0);
+        CHECK(fds[i] >= 0);
+    }
+    limit.rlim_cur = (rlim_t)fds[count - 1] + 1;
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    for (int i = 0; i < count; i++)
+        close(fds[i]);
+}
+
 static void few_fds(void *context)
 {
     (void)context;
-    struct cox_control_socket_options options = host_options("few");
-    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     struct rlimit limit;
     char text[256];
 
-    CHECK(cox_control_socket_open(&options, &host_hooks, &control_socket, NULL) == 0);
-    /* All this process may have, but for the end of a connection. */
     CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-    int probe = dup(0);
-    CHECK(probe >= 0);
-    limit.rlim_cur = (rlim_t)probe + 1;
-    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-    close(probe);
-    int fd = raw_connect(cox_control_socket_path(control_socket));
-    CHECK(fd >= 0);
-    CHECK(raw_reply(fd, text) == COX_FULL);
-    CHECK(strstr(text, "may not open more fds"));
-    close(fd);
-    await_log("accepts no client");
-    for (int i = 0; i < 3; i++) { /* it still refuses */
-        fd = raw_connect(cox_control_socket_path(control_socket));
+    socket_start(NULL);
+    leave_fds(1);                 /* the end of a connection */
+    for (int i = 0; i < 4; i++) { /* it refuses more than once */
+        int fd = raw_client();
         CHECK(fd >= 0 && raw_reply(fd, text) == COX_FULL);
+        CHECK(strstr(text, "may not open more fds"));
         close(fd);
     }
-    limit.rlim_cur = limit.rlim_max;
+    await_log("accepts no client");
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-    CHECK(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
-                                     &session, NULL) == 0);
+    CHECK(connect_as(COX_HELLO_WORKER, &session) == 0);
     cox_control_connection_close(&session);
     socket_stop();
 }
@@ -649,16 +593,10 @@ static void scarce_socket(void *context)
 {
     const struct scarce *scarce = context;
     struct cox_control_socket_options options = host_options("test");
-    struct rlimit limit;
     char byte;
     options.log.fn = NULL;
     CHECK(cox_control_socket_open(&options, &host_hooks, &control_socket, NULL) == 0);
-    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-    int probe = dup(0);
-    CHECK(probe >= 0);
-    close(probe);
-    limit.rlim_cur = (rlim_t)probe + 4;
-    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    leave_fds(4);
     tell(scarce->told);
     CHECK(read(scarce->end, &byte, 1) == 0);
     CHECK(read_count(&host.workers) == 10);
@@ -671,8 +609,9 @@ SOCKET_TEST(b21_silent_clients_keep_no_fd_from_others)
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     int told[2], end[2], silent[50];
-    char path[COX_SOCKET_PATH_SIZE], text[256];
-    assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(end, O_CLOEXEC), 0);
+    char path[COX_SOCKET_PATH_SIZE];
+    test_pipe(told);
+    test_pipe(end);
     snprintf(path, sizeof path, "%s/test.sock", runtime_dir);
     struct scarce scarce = {told[1], end[0]};
     fflush(NULL);
@@ -685,23 +624,16 @@ SOCKET_TEST(b21_silent_clients_keep_no_fd_from_others)
     }
     assert_true(heard(told[0]));
     for (int i = 0; i < 50; i++) {
-        silent[i] = raw_connect(path);
-        assert_true(silent[i] >= 0);
-        if (i % 5 == 4 && cox_control_socket_connect(path, &hello, PATIENCE, &session, test_err()))
-            fail_msg("behind %d: %s", i, test_error.text);
-        else if (i % 5 == 4)
-            cox_control_connection_close(&session);
+        silent[i] = test_own_fd(raw_connect(path));
+        if (i % 5 < 4)
+            continue;
+        assert_ok(cox_control_socket_connect(path, &hello, PATIENCE, &session, test_err()));
+        cox_control_connection_close(&session);
     }
-    assert_int_equal(raw_reply(silent[0], text), COX_FULL);
-    assert_non_null(
-        strstr(text, "0 of 1024 bytes of the hello had come when a newer client needed its fd"));
-    close(end[1]);
+    raw_refused(dup(silent[0]), COX_FULL,
+                "0 of 1024 bytes of the hello had come when a newer client needed its fd");
+    test_close(end[1]);
     child_join(pid);
-    for (int i = 0; i < 50; i++)
-        close(silent[i]);
-    close(end[0]);
-    close(told[0]);
-    close(told[1]);
 }
 
 static sem_t admit_entered, admit_go;
@@ -722,22 +654,6 @@ static int held_admit(void *context, const struct cox_control_client *client, st
     return 0;
 }
 
-/* Leaves this process room for so many fds. */
-static void leave_fds(int count)
-{
-    int fds[8];
-    struct rlimit limit;
-    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-    for (int i = 0; i < count; i++) { /* the lowest ones: the last of them is the highest */
-        fds[i] = dup(0);
-        CHECK(fds[i] >= 0);
-    }
-    limit.rlim_cur = (rlim_t)fds[count - 1] + 1;
-    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-    for (int i = 0; i < count; i++)
-        close(fds[i]);
-}
-
 static void more_than_fds(void *context)
 {
     enum { COUNT = 6, ROOM = 3 };
@@ -754,7 +670,7 @@ static void more_than_fds(void *context)
     CHECK(cox_control_socket_open(&options, &hooks, &control_socket, NULL) == 0);
     cox_hello_format(&hello, frame);
     for (int i = 0; i <= COUNT; i++) {
-        fds[i] = raw_connect(cox_control_socket_path(control_socket));
+        fds[i] = raw_client();
         CHECK(fds[i] >= 0);
         CHECK(cox_socket_send(fds[i], frame, sizeof frame, NULL, 0, PATIENCE) == 0);
         while (i == 0 && sem_wait(&admit_entered) < 0)
@@ -790,7 +706,7 @@ static void limit_lowered(void *context)
     int fds[8];
     socket_start(NULL);
     for (int i = 0; i < 8; i++) {
-        fds[i] = raw_connect(cox_control_socket_path(control_socket));
+        fds[i] = raw_client();
         CHECK(fds[i] >= 0);
     }
     proper_connection(); /* behind them: they are let in */
@@ -813,7 +729,6 @@ SOCKET_TEST(b29_a_socket_can_be_closed_though_its_limit_was_lowered)
 
 SOCKET_TEST(b29_10000_connections_leave_nothing)
 {
-    struct cox_hello hello = worker_hello(), command = {.role = COX_HELLO_FD_STORE};
     struct cox_control_connection session;
     struct cox_control_socket_options options = host_options("test");
     options.log.fn = NULL;
@@ -826,14 +741,12 @@ SOCKET_TEST(b29_10000_connections_leave_nothing)
             before = fd_count();
             memory = mallinfo2().uordblks;
         }
-        assert_ok(cox_control_socket_connect(cox_control_socket_path(control_socket),
-                                             i % 2 ? &hello : &command, PATIENCE, &session, NULL));
+        assert_ok(connect_as(i % 2 ? COX_HELLO_WORKER : COX_HELLO_FD_STORE, &session));
         cox_control_connection_close(&session);
     }
     await_count(&host.gone, 5000);
     /* A last connection comes after all that went before. */
-    assert_ok(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
-                                         &session, NULL));
+    assert_ok(connect_as(COX_HELLO_WORKER, &session));
     cox_control_connection_close(&session);
     await_count(&host.gone, 5001);
     await_fds(before);
@@ -842,28 +755,25 @@ SOCKET_TEST(b29_10000_connections_leave_nothing)
 
 /* ---- the end ---- */
 
-SOCKET_TEST(a22_a_socket_that_closes_tells_all_clients)
+OPEN_SOCKET_TEST(a22_a_socket_that_closes_tells_all_clients)
 {
-    struct cox_hello hello = worker_hello(), fd_store = {.role = COX_HELLO_FD_STORE};
     struct cox_control_connection sessions[2];
     char path[COX_SOCKET_PATH_SIZE];
     struct stat st;
-    socket_start(NULL);
     snprintf(path, sizeof path, "%s", cox_control_socket_path(control_socket));
     assert_int_equal(stat(path, &st), 0);
-    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &sessions[0], NULL), 0);
-    assert_int_equal(cox_control_socket_connect(path, &fd_store, PATIENCE, &sessions[1], NULL), 0);
-    int waiting = raw_connect(path);
+    assert_ok(connect_as(COX_HELLO_WORKER, &sessions[0]));
+    assert_ok(connect_as(COX_HELLO_FD_STORE, &sessions[1]));
+    int waiting = test_own_fd(raw_connect(path));
     socket_stop();
-    assert_int_equal(raw_reply(sessions[0].fd, NULL), -COX_CLOSED);
-    assert_int_equal(raw_reply(sessions[1].fd, NULL), -COX_CLOSED);
     assert_int_equal(raw_reply(waiting, NULL), -COX_CLOSED);
     assert_int_equal(stat(path, &st), -1);
     assert_int_equal(runtime_dir_count(), 0);
     assert_int_equal(read_count(&host.gone), 0); /* those get no message */
-    cox_control_connection_close(&sessions[0]);
-    cox_control_connection_close(&sessions[1]);
-    close(waiting);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(raw_reply(sessions[i].fd, NULL), -COX_CLOSED);
+        cox_control_connection_close(&sessions[i]);
+    }
     assert_null(cox_control_socket_close(NULL));
 }
 
@@ -871,14 +781,12 @@ static void without_standard_fds(void *context)
 {
     (void)context;
     struct cox_control_socket_options options = host_options("test");
-    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     options.log.fn = NULL;
     for (int fd = 0; fd < 3; fd++)
         close(fd);
     if (cox_control_socket_open(&options, &host_hooks, &control_socket, NULL) ||
-        cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
-                                   &session, NULL))
+        connect_as(COX_HELLO_WORKER, &session))
         _exit(1);
     if (session.fd < 3 || session.fds[0] < 3 || session.fds[3] < 3)
         _exit(2);

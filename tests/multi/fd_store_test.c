@@ -23,6 +23,28 @@ static struct cox_handle handle_of(int fd, pid_t pid, uint32_t number)
     return handle;
 }
 
+/* Of host_fds[number], as this process exports it. */
+static struct cox_handle handle_own(uint32_t number)
+{
+    return handle_of(host_fds[number], getpid(), number);
+}
+
+static int put(struct cox_fd_store *fd_store, uint32_t number)
+{
+    const struct cox_handle handle = handle_own(number);
+    return cox_fd_store_put(fd_store, &handle, host_fds[number], PATIENCE, test_err());
+}
+
+/* The fd is that of host_fds[number]. */
+static void get(struct cox_fd_store *fd_store, uint32_t number, uint32_t value)
+{
+    const struct cox_handle handle = handle_of(host_fds[value], getpid(), number);
+    int fd = -1;
+    assert_ok(cox_fd_store_get(fd_store, &handle, PATIENCE, &fd, test_err()));
+    assert_true(fd_says(fd, value));
+    close(fd);
+}
+
 static struct cox_fd_store fd_store_open(void)
 {
     struct cox_fd_store fd_store = {.fd = -1};
@@ -44,12 +66,11 @@ static void fd_owner(void *context)
     struct cox_fd_store fd_store = fd_store_open();
     char byte;
     for (uint32_t i = 0; i < 3; i++) {
-        struct cox_handle handle = handle_of(host_fds[i], getpid(), i);
-        CHECK(cox_fd_store_put(&fd_store, &handle, host_fds[i], PATIENCE, test_err()) == 0);
+        CHECK(put(&fd_store, i) == 0);
         CHECK(fd_says(host_fds[i], i)); /* it stays the caller's */
-        CHECK(cox_fd_store_put(&fd_store, &handle, host_fds[i], PATIENCE, test_err()) == COX_TAKEN);
+        CHECK(put(&fd_store, i) == COX_TAKEN);
     }
-    struct cox_handle second = handle_of(host_fds[1], getpid(), 1);
+    struct cox_handle second = handle_own(1);
     CHECK(cox_fd_store_remove(&fd_store, &second, PATIENCE, NULL) == 0);
     CHECK(cox_fd_store_remove(&fd_store, &second, PATIENCE, NULL) == COX_NOT_FOUND);
     tell(exchange->told);
@@ -58,12 +79,12 @@ static void fd_owner(void *context)
         pause();
 }
 
-SOCKET_TEST(l12_what_one_process_leaves_another_one_fetches)
+OPEN_SOCKET_TEST(l12_what_one_process_leaves_another_one_fetches)
 {
     int told[2], go[2], fd = -1;
-    assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(go, O_CLOEXEC), 0);
+    test_pipe(told);
+    test_pipe(go);
     struct exchange exchange = {told[1], go[0]};
-    socket_start(NULL);
     pid_t pid = client_start(fd_owner, &exchange);
     assert_true(heard(told[0]));
     struct cox_fd_store fd_store = fd_store_open();
@@ -93,10 +114,6 @@ SOCKET_TEST(l12_what_one_process_leaves_another_one_fetches)
     cox_fd_store_close(&fd_store);
     cox_fd_store_close(&fd_store);
     assert_int_equal(cox_fd_store_get(&fd_store, &handle, PATIENCE, &fd, NULL), COX_CLOSED);
-    for (int i = 0; i < 2; i++) {
-        close(told[i]);
-        close(go[i]);
-    }
 }
 
 SOCKET_TEST(no_more_is_kept_than_the_limit)
@@ -105,20 +122,14 @@ SOCKET_TEST(no_more_is_kept_than_the_limit)
     options.fd_entry_max = 4;
     socket_start(&options);
     struct cox_fd_store fd_store = fd_store_open();
-    int before = fd_count(), fd;
-    for (uint32_t i = 0; i < 6; i++) {
-        struct cox_handle handle = handle_of(host_fds[i], getpid(), i);
-        assert_int_equal(cox_fd_store_put(&fd_store, &handle, host_fds[i], PATIENCE, test_err()),
-                         i < 4 ? 0 : COX_FULL);
-    }
+    int before = fd_count();
+    for (uint32_t i = 0; i < 6; i++)
+        assert_int_equal(put(&fd_store, i), i < 4 ? 0 : COX_FULL);
     await_fds(before + 4 + 1); /* its process is watched */
-    struct cox_handle first = handle_of(host_fds[0], getpid(), 0);
-    struct cox_handle last = handle_of(host_fds[5], getpid(), 5);
+    struct cox_handle first = handle_own(0);
     assert_int_equal(cox_fd_store_remove(&fd_store, &first, PATIENCE, NULL), 0);
-    assert_int_equal(cox_fd_store_put(&fd_store, &last, host_fds[5], PATIENCE, NULL), 0);
-    assert_int_equal(cox_fd_store_get(&fd_store, &last, PATIENCE, &fd, NULL), 0);
-    assert_true(fd_says(fd, 5));
-    close(fd);
+    assert_ok(put(&fd_store, 5));
+    get(&fd_store, 5, 5);
     cox_fd_store_close(&fd_store);
     await_log("has gone");
     await_fds(before - 2);
@@ -127,7 +138,7 @@ SOCKET_TEST(no_more_is_kept_than_the_limit)
 /* The other side of the socket is the test. */
 SOCKET_TEST(b14_replies_that_make_no_sense_are_corrupt)
 {
-    struct cox_handle handle = handle_of(host_fds[0], getpid(), 0);
+    struct cox_handle handle = handle_own(0);
     for (int what = 0; what < 4; what++) {
         int ends[2], fd = -1;
         uint8_t reply[COX_FD_STORE_REPLY_SIZE];
@@ -171,15 +182,14 @@ static void *replies(void *argument)
 
 SOCKET_TEST(b14_an_reply_with_the_wrong_fds_is_corrupt)
 {
-    struct cox_handle handle = handle_of(host_fds[0], getpid(), 0);
+    struct cox_handle handle = handle_own(0);
     for (int fetch = 0; fetch < 2; fetch++)
         for (int sent = 0; sent < 2; sent++) {
             int ends[2], fd = -1;
-            pthread_t thread;
             assert_int_equal(cox_socket_pair(ends), 0);
             struct cox_fd_store fd_store = {.fd = ends[0]};
             int way[2] = {ends[1], sent};
-            assert_int_equal(pthread_create(&thread, NULL, replies, way), 0);
+            pthread_t thread = test_thread(replies, way);
             int r = fetch ? cox_fd_store_get(&fd_store, &handle, PATIENCE, &fd, NULL)
                           : cox_fd_store_put(&fd_store, &handle, host_fds[0], PATIENCE, NULL);
             assert_int_equal(r, fetch == sent ? 0 : COX_CORRUPT);
@@ -192,14 +202,13 @@ SOCKET_TEST(b14_an_reply_with_the_wrong_fds_is_corrupt)
 }
 
 /* Requests in pieces, requests without end, requests whose replies are never read. */
-SOCKET_TEST(b14_b21_an_odd_fd_owner_harms_itself_alone)
+OPEN_SOCKET_TEST(b14_b21_an_odd_fd_owner_harms_itself_alone)
 {
     uint64_t seed = 99;
-    socket_start(NULL);
     _cox_cleanup_(cox_fd_store_close) struct cox_fd_store good = fd_store_open();
-    struct cox_handle handle = handle_of(host_fds[2], getpid(), 2);
+    struct cox_handle handle = handle_own(2);
     int fd;
-    assert_int_equal(cox_fd_store_put(&good, &handle, host_fds[2], PATIENCE, NULL), 0);
+    assert_ok(put(&good, 2));
     for (int round = 0; round < 50; round++) {
         _cox_cleanup_(cox_fd_store_close) struct cox_fd_store odd = fd_store_open();
         uint8_t bytes[512];
@@ -220,9 +229,7 @@ SOCKET_TEST(b14_b21_an_odd_fd_owner_harms_itself_alone)
             while (r == 0);
             assert_int_equal(r, COX_CLOSED);
         }
-        assert_int_equal(cox_fd_store_get(&good, &handle, PATIENCE, &fd, NULL), 0);
-        assert_true(fd_says(fd, 2));
-        close(fd);
+        get(&good, 2, 2);
     }
     /* One that asks and asks, and never reads. */
     struct cox_fd_store deaf = fd_store_open();
@@ -235,21 +242,17 @@ SOCKET_TEST(b14_b21_an_odd_fd_owner_harms_itself_alone)
     assert_int_equal(r, COX_CLOSED);
     await_log("does not read its replies");
     cox_fd_store_close(&deaf);
-    assert_int_equal(cox_fd_store_get(&good, &handle, PATIENCE, &fd, NULL), 0);
-    close(fd);
+    get(&good, 2, 2);
 }
 
-SOCKET_TEST(b29_10000_fetches_leave_nothing)
+OPEN_SOCKET_TEST(b29_10000_fetches_leave_nothing)
 {
-    socket_start(NULL);
     _cox_cleanup_(cox_fd_store_close) struct cox_fd_store fd_store = fd_store_open();
-    int before = fd_count(), fd;
+    int before = fd_count();
     for (uint32_t i = 0; i < 10000; i++) {
         struct cox_handle handle = handle_of(host_fds[i % 8], getpid(), i);
         assert_int_equal(cox_fd_store_put(&fd_store, &handle, host_fds[i % 8], PATIENCE, NULL), 0);
-        assert_int_equal(cox_fd_store_get(&fd_store, &handle, PATIENCE, &fd, NULL), 0);
-        assert_true(fd_says(fd, i % 8));
-        close(fd);
+        get(&fd_store, i, i % 8);
         assert_int_equal(cox_fd_store_remove(&fd_store, &handle, PATIENCE, NULL), 0);
     }
     await_fds(before);
@@ -268,9 +271,8 @@ static void leave_and_die(void *context)
     const struct heir *heir = context;
     close(heir->gate);
     struct cox_fd_store fd_store = fd_store_open();
-    struct cox_handle handle = handle_of(host_fds[1], getpid(), 1);
     char byte;
-    CHECK(cox_fd_store_put(&fd_store, &handle, host_fds[1], PATIENCE, NULL) == 0);
+    CHECK(put(&fd_store, 1) == 0);
     if (!heir->forks) {
         struct cox_handle own = handle_of(fd_store.fd, getpid(), 2);
         CHECK(cox_fd_store_put(&fd_store, &own, fd_store.fd, PATIENCE, NULL) == 0);
@@ -282,11 +284,11 @@ static void leave_and_die(void *context)
 }
 
 /* Its memory, too, would stay until the coordinator ends. */
-SOCKET_TEST(l8_b29_entries_of_a_dead_process_are_removed_though_its_connection_is_open)
+OPEN_SOCKET_TEST(l8_b29_entries_of_a_dead_process_are_removed_though_its_connection_is_open)
 {
     int told[2], go[2];
-    assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(go, O_CLOEXEC), 0);
-    socket_start(NULL);
+    test_pipe(told);
+    test_pipe(go);
     int before = fd_count();
     struct heir heir = {.exchange = {told[1], go[0]}, .gate = go[1]};
     client_run(leave_and_die, &heir);
@@ -296,10 +298,6 @@ SOCKET_TEST(l8_b29_entries_of_a_dead_process_are_removed_though_its_connection_i
     assert_true(heard(told[0]));
     child_join(pid);
     await_fds(before);
-    for (int i = 0; i < 2; i++) {
-        close(told[i]);
-        close(go[i]);
-    }
 }
 
 /* A hundred unsolicited replies are there: a client without time left receives one. */
@@ -309,7 +307,7 @@ SOCKET_TEST(b14_b21_replies_without_end_are_a_timeout)
     uint8_t bytes[COX_FD_STORE_REPLY_SIZE];
     assert_int_equal(cox_socket_pair(ends), 0);
     struct cox_fd_store fd_store = {.fd = ends[0]};
-    struct cox_handle handle = handle_of(host_fds[0], getpid(), 0);
+    struct cox_handle handle = handle_own(0);
     cox_fd_store_reply_format(0, 1, bytes);
     for (int i = 0; i < 100; i++)
         assert_int_equal(cox_socket_send(ends[1], bytes, sizeof bytes, NULL, 0, PATIENCE), 0);
@@ -326,7 +324,6 @@ SOCKET_TEST(b21_fd_owners_leave_room_for_commands)
     struct cox_fd_store fd_stores[16];
     struct cox_control_socket_options options = host_options("room");
     struct cox_control_connection session;
-    const struct cox_hello command = {.role = COX_HELLO_COMMAND};
     options.client_max = 16;
     socket_start(&options);
     for (int i = 0; i < 10; i++)
@@ -335,12 +332,9 @@ SOCKET_TEST(b21_fd_owners_leave_room_for_commands)
                                         PATIENCE, test_err()),
                    COX_FULL, "10 connections");
     struct cox_control_connection workers[5];
-    const struct cox_hello worker = worker_hello();
     for (int i = 0; i < 5; i++)
-        assert_ok(cox_control_socket_connect(cox_control_socket_path(control_socket), &worker,
-                                             PATIENCE, &workers[i], NULL));
-    assert_ok(cox_control_socket_connect(cox_control_socket_path(control_socket), &command,
-                                         PATIENCE, &session, NULL));
+        assert_ok(connect_as(COX_HELLO_WORKER, &workers[i]));
+    assert_ok(connect_as(COX_HELLO_COMMAND, &session));
     cox_control_connection_close(&session);
     for (int i = 0; i < 5; i++)
         cox_control_connection_close(&workers[i]);
@@ -354,14 +348,12 @@ SOCKET_TEST(b21_fd_owners_leave_room_for_commands)
         cox_fd_store_close(&fd_stores[i]);
 }
 
-SOCKET_TEST(a_socket_that_closes_ends_its_fd_store)
+OPEN_SOCKET_TEST(a_socket_that_closes_ends_its_fd_store)
 {
-    socket_start(NULL);
     _cox_cleanup_(cox_fd_store_close) struct cox_fd_store fd_store = fd_store_open();
-    struct cox_handle handle = handle_of(host_fds[0], getpid(), 0);
+    struct cox_handle handle = handle_own(0);
     int fd = -1;
-    assert_int_equal(cox_fd_store_put(&fd_store, &handle, host_fds[0], PATIENCE, NULL), 0);
+    assert_ok(put(&fd_store, 0));
     socket_stop();
-    assert_int_equal(cox_fd_store_get(&fd_store, &handle, PATIENCE, &fd, test_err()), COX_CLOSED);
-    assert_int_equal(test_error.code, COX_CLOSED);
+    assert_refused(cox_fd_store_get(&fd_store, &handle, PATIENCE, &fd, test_err()), COX_CLOSED, "");
 }
