@@ -132,6 +132,12 @@ int test_run(CMFixtureFunction setup, CMFixtureFunction teardown)
     return failed;
 }
 
+void test_needs(bool condition)
+{
+    if (!condition)
+        skip();
+}
+
 void assert_contains(const char *text, const char *part)
 {
     if (!strstr(text, part))

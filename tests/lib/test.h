@@ -51,6 +51,9 @@ int test_run(CMFixtureFunction setup, CMFixtureFunction teardown);
  * main takes a name as its argument and runs that test alone; `*` stands for any text. */
 void test_begin(void) __attribute__((weak));
 
+/* Skips the test where the machine does not have what it needs. */
+void test_needs(bool condition);
+
 /* Fails the test unless `part` is in the text. */
 void assert_contains(const char *text, const char *part);
 

@@ -1,5 +1,7 @@
 #include "handle_peer.h"
 
+#include "channel/base/handle_format.h"
+
 struct order {
     enum peer_order order;
     int64_t argument;
@@ -203,4 +205,32 @@ void peer_end(struct peer *peer)
     close(peer->socket);
     if (!peer->unrelated)
         child_status(peer->pid);
+}
+
+void child_expect(int status)
+{
+    test_needs(!WIFEXITED(status) || WEXITSTATUS(status) != 77);
+    assert_int_equal(status, 0);
+}
+
+int import_try(struct cox_importer *importer, const struct cox_handle *handle)
+{
+    const struct cox_import *import;
+    return cox_importer_open(importer, handle, COX_IMPORT_READ, &import, test_err());
+}
+
+const struct cox_import *import_open(struct cox_importer *importer, const struct cox_handle *handle)
+{
+    const bool memory = handle->bytes[COX_HANDLE_AT_KIND] == COX_HANDLE_MEMORY;
+    const struct cox_import *import;
+    if (cox_importer_open(importer, handle, memory ? COX_IMPORT_READ : COX_IMPORT_FD, &import,
+                          test_err()))
+        fprintf(stderr, "%s\n", test_error.text);
+    CHECK(test_error.code == 0);
+    return import;
+}
+
+uint8_t import_byte(const struct cox_import *import, size_t at)
+{
+    return ((const uint8_t *)import->base)[at];
 }

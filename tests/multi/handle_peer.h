@@ -60,4 +60,14 @@ struct cox_handle peer_export(const struct peer *peer, enum peer_order order, un
 void peer_kill(const struct peer *peer); /* dead on return, not reaped */
 void peer_end(struct peer *peer);        /* dead or not */
 
+/* A child has ended with 0; with 77 the test is skipped. */
+void child_expect(int status);
+/* Opens it, for reading where it is memory; CHECKed in children, too. */
+const struct cox_import *import_open(struct cox_importer *importer,
+                                     const struct cox_handle *handle);
+/* What opening it returns, for reading. */
+int import_try(struct cox_importer *importer, const struct cox_handle *handle);
+/* The byte of a mapped object. */
+uint8_t import_byte(const struct cox_import *import, size_t at);
+
 #endif

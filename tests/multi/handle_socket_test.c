@@ -87,20 +87,17 @@ static void open_by_socket(void *context)
     const struct cox_importer_options options = {
         .size = sizeof(struct cox_importer_options), .socket_path = path, .deadline_ms = 20000};
     struct cox_importer *importer;
-    const struct cox_import *one, *two;
     CHECK(cox_importer_new(&options, &importer, NULL) == 0);
     int fds = fd_count();
     expect_opened(&denial->first, COX_HANDLE_BY_PIDFD, 1);
-    CHECK(cox_importer_open(importer, &denial->first, COX_IMPORT_READ, &one, NULL) == 0);
+    const struct cox_import *one = import_open(importer, &denial->first);
     call_deny(denial->call, ANY_ARGUMENT, denial->error);
     expect_opened(&denial->first, COX_HANDLE_BY_SOCKET, 1);
     expect_opened(&denial->second, COX_HANDLE_BY_SOCKET, 2);
-    if (cox_importer_open(importer, &denial->second, COX_IMPORT_READ, &two, test_err()))
-        fprintf(stderr, "%s\n", test_error.text);
-    CHECK(test_error.code == 0);
-    CHECK(((const uint8_t *)one->base)[9] == object_byte(1, 9));
-    CHECK(((const uint8_t *)two->base)[9] == object_byte(2, 5010));
-    CHECK(cox_importer_open(importer, &denial->first, COX_IMPORT_READ, &one, NULL) == 0);
+    const struct cox_import *two = import_open(importer, &denial->second);
+    CHECK(import_byte(one, 9) == object_byte(1, 9));
+    CHECK(import_byte(two, 9) == object_byte(2, 5010));
+    CHECK(import_open(importer, &denial->first) == one);
     cox_importer_close(importer, one);
     cox_importer_close(importer, one);
     cox_importer_close(importer, two);
@@ -117,10 +114,8 @@ static void open_by_socket(void *context)
 
 HANDLE_TEST(l11_l12_b27_denied_or_missing_later_the_socket_has_it)
 {
-    if (!test_can_take_fds())
-        skip();
-    if (!filters_possible())
-        skip();
+    test_needs(test_can_take_fds());
+    test_needs(filters_possible());
     socket_start(0);
     _cox_cleanup_(peer_end) struct peer peer =
         peer_start(&(struct peer_options){.socket_path = path});
@@ -174,13 +169,12 @@ HANDLE_TEST(l12_by_proc_memory_opens_as_its_exporter_has_it_and_nothing_else_doe
     struct modes modes;
     char self[64];
     int pipe_fds[2];
-    if (!filters_possible())
-        skip();
+    test_needs(filters_possible());
     assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
     int fd = object_new(PEER_OBJECT_SIZE, 16);
     snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
     int reader = open(self, O_RDONLY | O_CLOEXEC);
-    assert_int_equal(pipe2(pipe_fds, O_CLOEXEC), 0);
+    test_pipe(pipe_fds);
     assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &modes.whole, NULL), 0);
     assert_int_equal(cox_exporter_export(exporter, reader, 0, 0, &modes.reader, NULL), 0);
     assert_int_equal(cox_exporter_export(exporter, pipe_fds[0], 0, 0, &modes.fifo, NULL), 0);
@@ -191,8 +185,6 @@ HANDLE_TEST(l12_by_proc_memory_opens_as_its_exporter_has_it_and_nothing_else_doe
     cox_exporter_free(exporter);
     close(fd);
     close(reader);
-    close(pipe_fds[0]);
-    close(pipe_fds[1]);
 }
 
 static void not_dumpable_scene(void *context)
@@ -216,10 +208,8 @@ static void not_dumpable_scene(void *context)
 
 HANDLE_TEST(l12_an_exporter_that_is_not_dumpable_is_reached_by_the_socket)
 {
-    if (!test_can_take_fds())
-        skip();
-    if (!test_can_switch_user())
-        skip();
+    test_needs(test_can_take_fds());
+    test_needs(test_can_switch_user());
     child_run(not_dumpable_scene, NULL);
 }
 
@@ -229,7 +219,6 @@ static void hidden_scene(void *context)
         .size = sizeof(struct cox_importer_options), .socket_path = NULL, .deadline_ms = 20000};
     struct cox_importer_options by_socket = options;
     struct cox_importer *importer;
-    const struct cox_import *one, *two;
     (void)context;
     if (!proc_hide())
         _exit(77);
@@ -245,19 +234,18 @@ static void hidden_scene(void *context)
     expect_opened(&handle, COX_HANDLE_BY_SOCKET, 3);
     expect_refused(&other, COX_DENIED, "not dumpable, and /proc is mounted with hidepid");
     CHECK(cox_importer_new(&by_socket, &importer, NULL) == 0);
-    CHECK(cox_importer_open(importer, &handle, COX_IMPORT_READ, &one, NULL) == 0);
+    const struct cox_import *one = import_open(importer, &handle);
     int fds = fd_count();
-    CHECK(cox_importer_open(importer, &handle, COX_IMPORT_READ, &two, NULL) == 0);
-    CHECK(one == two);
+    CHECK(import_open(importer, &handle) == one);
     CHECK(peer_ask(&with, PEER_PUT, 0, &handle).result == 0);
     /* Whether its exporter lives is unknown now. */
-    CHECK(cox_importer_open(importer, &handle, COX_IMPORT_READ, &two, NULL) == COX_DENIED);
-    CHECK(((const uint8_t *)one->base)[9] == object_byte(3, 9));
+    CHECK(import_try(importer, &handle) == COX_DENIED);
+    CHECK(import_byte(one, 9) == object_byte(3, 9));
     uint64_t deadline_ns = PATIENCE; /* the control socket closes its ends in its own time */
     while (fd_count() > fds)
         CHECK(cox_now_ns() < deadline_ns);
     peer_kill(&with);
-    CHECK(cox_importer_open(importer, &handle, COX_IMPORT_READ, &two, NULL) == COX_PEER_DEAD);
+    CHECK(import_try(importer, &handle) == COX_PEER_DEAD);
     expect_refused(&handle, COX_PEER_DEAD, "is gone");
     cox_importer_close(importer, one);
     cox_importer_close(importer, one);
@@ -270,12 +258,8 @@ static void hidden_scene(void *context)
 /* One that is not dumpable has nothing in such a /proc. */
 HANDLE_TEST(l8_l12_l17_an_exporter_that_proc_hides_is_reached_by_the_socket)
 {
-    if (!test_can_switch_user())
-        skip();
-    int status = child_status(child_start(hidden_scene, NULL));
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
-        skip();
-    assert_int_equal(status, 0);
+    test_needs(test_can_switch_user());
+    child_expect(child_status(child_start(hidden_scene, NULL)));
 }
 
 static void open_as_nobody(void *context)
@@ -286,8 +270,7 @@ static void open_as_nobody(void *context)
 
 HANDLE_TEST(l6_l12_the_socket_helps_no_other_user)
 {
-    if (!test_can_switch_user())
-        skip();
+    test_needs(test_can_switch_user());
     socket_start(0);
     CHECK(chmod(runtime_dir, 0711) == 0);
     CHECK(chmod(path, 0777) == 0); /* so that it is not the file that stops it */
@@ -322,26 +305,23 @@ HANDLE_TEST(l8_l15_the_socket_forgets_entries_that_were_put_and_dead_owners)
 {
     struct scene scene;
     int go[2], ready[2];
-    if (!filters_possible())
-        skip();
+    test_needs(filters_possible());
     socket_start(0);
     scene.peer = peer_start(&(struct peer_options){.socket_path = path});
     scene.put = peer_export(&scene.peer, PEER_EXPORT, 7);
     scene.kept = peer_export(&scene.peer, PEER_EXPORT, 6);
     assert_int_equal(peer_ask(&scene.peer, PEER_PUT, 0, &scene.put).result, 0);
-    assert_int_equal(pipe2(go, O_CLOEXEC) | pipe2(ready, O_CLOEXEC), 0);
+    test_pipe(go);
+    test_pipe(ready);
     scene.go = go[0];
     scene.ready = ready[1];
     pid_t pid = child_start(open_around_a_death, &scene);
-    close(ready[1]);
+    test_close(ready[1]);
     bool there = heard(ready[0]);
     peer_kill(&scene.peer);
     tell(go[1]);
     child_join(pid);
     assert_true(there);
-    close(go[0]);
-    close(go[1]);
-    close(ready[0]);
     peer_end(&scene.peer);
 }
 
@@ -355,10 +335,8 @@ static void open_without_its_socket(void *context)
 HANDLE_TEST(l12_a_socket_that_is_gone_leaves_the_other_ways)
 {
     char gone[COX_SOCKET_PATH_SIZE];
-    if (!test_can_take_fds())
-        skip();
-    if (!filters_possible())
-        skip();
+    test_needs(test_can_take_fds());
+    test_needs(filters_possible());
     socket_start(0);
     snprintf(gone, sizeof gone, "%s", path);
     _cox_cleanup_(peer_end) struct peer peer =

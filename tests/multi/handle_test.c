@@ -62,17 +62,15 @@ static void open_as_nobody(void *context)
     user_change(NOBODY);
     expect_refused(context, COX_DENIED, "belongs to user 0, this process to user 65534");
     struct cox_importer *importer;
-    const struct cox_import *import;
     CHECK(cox_importer_new(NULL, &importer, NULL) == 0);
-    CHECK(cox_importer_open(importer, context, COX_IMPORT_READ, &import, NULL) == COX_DENIED);
-    CHECK(cox_importer_open(importer, context, COX_IMPORT_READ, &import, NULL) == COX_DENIED);
+    for (int again = 0; again < 2; again++)
+        CHECK(import_try(importer, context) == COX_DENIED);
     cox_importer_free(importer);
 }
 
 LEAK_TEST(l6_another_user_is_denied)
 {
-    if (!test_can_switch_user())
-        skip();
+    test_needs(test_can_switch_user());
     _cox_cleanup_(peer_end) struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 2);
     handle_opens(&handle, 2);
@@ -87,8 +85,7 @@ static void open_not_dumpable(void *context)
 
 LEAK_TEST(l12_an_exporter_that_is_not_dumpable_is_closed_to_others)
 {
-    if (!test_can_switch_user())
-        skip();
+    test_needs(test_can_switch_user());
     _cox_cleanup_(peer_end) struct peer peer = peer_start(&(struct peer_options){.uid = NOBODY});
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 3);
     assert_int_equal(peer_ask(&peer, PEER_SET_DUMPABLE, 0, NULL).result, 0);
@@ -111,8 +108,7 @@ LEAK_TEST(l6_l8_another_user_is_denied_where_proc_hides_it_too)
 {
     struct peer peers[3];
     struct cox_handle handles[3];
-    if (!test_can_switch_user())
-        skip();
+    test_needs(test_can_switch_user());
     for (unsigned i = 0; i < 3; i++) {
         peers[i] = peer_start(NULL);
         handles[i] = peer_export(&peers[i], PEER_EXPORT, i);
@@ -123,9 +119,7 @@ LEAK_TEST(l6_l8_another_user_is_denied_where_proc_hides_it_too)
     int status = child_status(child_start(open_hidden, handles));
     peer_end(&peers[0]);
     peer_end(&peers[1]);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
-        skip();
-    assert_int_equal(status, 0);
+    child_expect(status);
 }
 
 /* ---- where ---- */
@@ -146,10 +140,8 @@ static void inside_namespace(struct elsewhere *elsewhere)
     struct cox_exporter *exporter;
     expect_refused(&elsewhere->handle, COX_NOT_FOUND, "unreachable");
     struct cox_importer *importer;
-    const struct cox_import *import;
     CHECK(cox_importer_new(NULL, &importer, NULL) == 0);
-    CHECK(cox_importer_open(importer, &elsewhere->handle, COX_IMPORT_FD, &import, NULL) ==
-          COX_NOT_FOUND);
+    CHECK(import_try(importer, &elsewhere->handle) == COX_NOT_FOUND);
     cox_importer_free(importer);
     /* /proc is still that of outside: the start times there are not ours. */
     CHECK(cox_exporter_new(NULL, &exporter, NULL) == COX_UNSUPPORTED);
@@ -190,24 +182,20 @@ LEAK_TEST(l7_another_pid_namespace_is_unreachable)
     assert_true(elsewhere != MAP_FAILED);
     struct peer peer = peer_start(NULL);
     elsewhere->handle = peer_export(&peer, PEER_EXPORT, 4);
-    assert_int_equal(pipe2(gate, O_CLOEXEC) | pipe2(ready, O_CLOEXEC), 0);
+    test_pipe(gate);
+    test_pipe(ready);
     elsewhere->gate = gate[0];
     elsewhere->ready = ready[1];
     pid_t pid = child_start(namespace_parent, elsewhere);
-    close(ready[1]);
+    test_close(ready[1]);
     bool there = heard(ready[0]);
     if (there && elsewhere->done)
         handle_refused(&elsewhere->back, COX_NOT_FOUND, "unreachable");
     tell(gate[1]);
     int status = child_status(pid);
-    close(gate[0]);
-    close(gate[1]);
-    close(ready[0]);
     munmap(elsewhere, sizeof *elsewhere);
     peer_end(&peer);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
-        skip();
-    assert_int_equal(status, 0);
+    child_expect(status);
 }
 
 static void inside_time_namespace(void *context)
@@ -238,9 +226,7 @@ LEAK_TEST(l7_another_time_namespace_is_unreachable)
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 4);
     int status = child_status(child_start(inside_time_namespace, &handle));
     peer_end(&peer);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
-        skip();
-    assert_int_equal(status, 0);
+    child_expect(status);
 }
 
 /* ---- when ---- */
@@ -304,7 +290,7 @@ static bool pid_demand(pid_t pid)
 LEAK_TEST(l9_l17_b25_the_next_process_with_the_pid_is_not_the_exporter)
 {
     struct cox_importer *importer;
-    const struct cox_import *held, *import;
+    const struct cox_import *held;
     struct peer next = {.socket = -1};
     struct peer peer = peer_start(NULL);
     const pid_t pid = peer.pid;
@@ -312,7 +298,7 @@ LEAK_TEST(l9_l17_b25_the_next_process_with_the_pid_is_not_the_exporter)
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 6);
     struct cox_handle unopened = peer_export(&peer, PEER_EXPORT, 6);
     assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
-    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &held, NULL), 0);
+    held = import_open(importer, &handle);
     for (uint64_t now = start; now <= start;) { /* start times count in ticks */
         _cox_cleanup_(peer_end) struct peer other = peer_start(NULL);
         now = start_of(&other);
@@ -332,21 +318,18 @@ LEAK_TEST(l9_l17_b25_the_next_process_with_the_pid_is_not_the_exporter)
         struct cox_handle fresh = peer_export(&next, PEER_EXPORT, 7);
         assert_int_equal(number(&fresh, FD, 4), number(&handle, FD, 4));
         handle_refused(&handle, COX_PEER_DEAD, "is gone");
-        assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &import, NULL),
-                         COX_PEER_DEAD);
-        assert_int_equal(cox_importer_open(importer, &fresh, COX_IMPORT_READ, &import, NULL), 0);
-        assert_int_equal(((const uint8_t *)import->base)[8], object_byte(7, 8));
-        assert_int_equal(((const uint8_t *)held->base)[8], object_byte(6, 8));
+        assert_int_equal(import_try(importer, &handle), COX_PEER_DEAD);
+        const struct cox_import *import = import_open(importer, &fresh);
+        assert_int_equal(import_byte(import, 8), object_byte(7, 8));
+        assert_int_equal(import_byte(held, 8), object_byte(6, 8));
         cox_importer_close(importer, import);
-        assert_int_equal(cox_importer_open(importer, &unopened, COX_IMPORT_READ, &import, NULL),
-                         COX_PEER_DEAD);
+        assert_int_equal(import_try(importer, &unopened), COX_PEER_DEAD);
     }
     if (next.socket >= 0)
         peer_end(&next);
     cox_importer_close(importer, held);
     cox_importer_free(importer);
-    if (!reused)
-        skip();
+    test_needs(reused);
 }
 
 LEAK_TEST(l10_b25_the_fd_is_another_object_by_now)
@@ -368,22 +351,21 @@ LEAK_TEST(l10_b25_the_fd_is_another_object_by_now)
 LEAK_TEST(l16_what_is_open_stays_valid_after_put_and_death)
 {
     struct cox_importer *importer;
-    const struct cox_import *put, *dead, *again = NULL;
+    const struct cox_import *put, *dead;
     _cox_cleanup_(peer_end) struct peer peer = peer_start(NULL);
     struct cox_handle one = peer_export(&peer, PEER_EXPORT, 10);
     struct cox_handle two = peer_export(&peer, PEER_EXPORT_AT, 11);
     assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
-    assert_int_equal(cox_importer_open(importer, &one, COX_IMPORT_READ, &put, NULL), 0);
+    put = import_open(importer, &one);
     assert_int_equal(cox_importer_open(importer, &two, COX_IMPORT_WRITE, &dead, NULL), 0);
     assert_int_equal(peer_ask(&peer, PEER_PUT, 0, &one).result, 0);
     handle_refused(&one, COX_NOT_FOUND, "has no fd");
-    assert_int_equal(((const uint8_t *)put->base)[100], object_byte(10, 100));
+    assert_int_equal(import_byte(put, 100), object_byte(10, 100));
     peer_kill(&peer);
-    assert_int_equal(((const uint8_t *)put->base)[19999], object_byte(10, 19999));
-    assert_int_equal(((const uint8_t *)dead->base)[100], object_byte(11, 5101));
+    assert_int_equal(import_byte(put, 19999), object_byte(10, 19999));
+    assert_int_equal(import_byte(dead, 100), object_byte(11, 5101));
     assert_true(object_is(dead->fd, 5001, 1000, 11));
-    assert_int_equal(cox_importer_open(importer, &two, COX_IMPORT_WRITE, &again, NULL),
-                     COX_PEER_DEAD);
+    assert_int_equal(import_try(importer, &two), COX_PEER_DEAD);
     cox_importer_close(importer, put);
     cox_importer_close(importer, dead);
     cox_importer_free(importer);
@@ -394,28 +376,23 @@ LEAK_TEST(l16_what_is_open_stays_valid_after_put_and_death)
 LEAK_TEST(l17_a_dead_exporter_is_dead_in_the_cache_too)
 {
     struct cox_importer *importer;
-    const struct cox_import *import, *again = NULL;
     struct peer peer = peer_start(NULL), other = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 12);
     struct cox_handle fresh = peer_export(&peer, PEER_EXPORT, 13);
     struct cox_handle living = peer_export(&other, PEER_EXPORT, 14);
     assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
     int fds = fd_count();
-    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &import, NULL), 0);
+    const struct cox_import *import = import_open(importer, &handle);
     assert_int_equal(fd_count(), fds + 2); /* with the exporter's pidfd */
-    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &again, NULL), 0);
-    assert_ptr_equal(import, again);
+    assert_ptr_equal(import, import_open(importer, &handle));
     peer_kill(&peer);
-    assert_refused(cox_importer_open(importer, &handle, COX_IMPORT_READ, &again, test_err()),
-                   COX_PEER_DEAD, "is gone");
-    assert_int_equal(cox_importer_open(importer, &fresh, COX_IMPORT_READ, &again, NULL),
-                     COX_PEER_DEAD);
-    assert_int_equal(((const uint8_t *)import->base)[5], object_byte(12, 5));
+    assert_refused(import_try(importer, &handle), COX_PEER_DEAD, "is gone");
+    assert_int_equal(import_try(importer, &fresh), COX_PEER_DEAD);
+    assert_int_equal(import_byte(import, 5), object_byte(12, 5));
     cox_importer_close(importer, import);
     cox_importer_close(importer, import);
     assert_int_equal(fd_count(), fds); /* its pidfd is not kept either */
-    assert_int_equal(cox_importer_open(importer, &living, COX_IMPORT_READ, &import, NULL), 0);
-    cox_importer_close(importer, import);
+    cox_importer_close(importer, import_open(importer, &living));
     cox_importer_free(importer);
     peer_end(&peer);
     peer_end(&other);
@@ -424,19 +401,17 @@ LEAK_TEST(l17_a_dead_exporter_is_dead_in_the_cache_too)
 LEAK_TEST(l17_b29_a_handle_that_was_put_is_not_found)
 {
     struct cox_importer *importer;
-    const struct cox_import *import;
     _cox_cleanup_(peer_end) struct peer peer = peer_start(NULL);
     assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
     for (unsigned seed = 0; seed < 20; seed++) {
         struct cox_handle handle = peer_export(&peer, PEER_EXPORT, seed);
-        assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &import, NULL), 0);
-        assert_int_equal(((const uint8_t *)import->base)[seed], object_byte(seed, seed));
+        const struct cox_import *import = import_open(importer, &handle);
+        assert_int_equal(import_byte(import, seed), object_byte(seed, seed));
         cox_importer_close(importer, import);
         assert_int_equal(peer_ask(&peer, PEER_PUT, 0, &handle).result, 0);
         if (seed % 2) /* and its number is another object's */
             peer_ask(&peer, PEER_REPLACE, (int64_t)number(&handle, FD, 4), NULL);
-        assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &import, NULL),
-                         COX_NOT_FOUND);
+        assert_int_equal(import_try(importer, &handle), COX_NOT_FOUND);
     }
     cox_importer_free(importer);
 }
@@ -444,7 +419,7 @@ LEAK_TEST(l17_b29_a_handle_that_was_put_is_not_found)
 LEAK_TEST(l17_only_so_many_exporters_are_kept)
 {
     struct cox_importer *importer;
-    const struct cox_import *held, *import;
+    const struct cox_import *held;
     struct peer peers[5];
     struct cox_handle handles[5];
     const struct cox_importer_options options = {.size = sizeof(struct cox_importer_options),
@@ -455,17 +430,16 @@ LEAK_TEST(l17_only_so_many_exporters_are_kept)
         handles[i] = peer_export(&peers[i], PEER_EXPORT, i);
     }
     int fds = fd_count();
-    assert_int_equal(cox_importer_open(importer, &handles[0], COX_IMPORT_READ, &held, NULL), 0);
+    held = import_open(importer, &handles[0]);
     for (unsigned round = 0; round < 3; round++)
         for (unsigned i = 0; i < 5; i++) {
-            assert_ok(cox_importer_open(importer, &handles[i], COX_IMPORT_READ, &import, NULL));
-            assert_int_equal(((const uint8_t *)import->base)[7], object_byte(i, 7));
+            const struct cox_import *import = import_open(importer, &handles[i]);
+            assert_int_equal(import_byte(import, 7), object_byte(i, 7));
             cox_importer_close(importer, import);
             assert_true(fd_count() <= fds + 1 + 2);
         }
     peer_kill(&peers[0]); /* whose pidfd had to give way: what is open is refused all the same */
-    assert_int_equal(cox_importer_open(importer, &handles[0], COX_IMPORT_READ, &import, NULL),
-                     COX_PEER_DEAD);
+    assert_int_equal(import_try(importer, &handles[0]), COX_PEER_DEAD);
     cox_importer_close(importer, held);
     cox_importer_free(importer);
     for (unsigned i = 0; i < 5; i++)
@@ -483,16 +457,11 @@ static void open_the_last_two(void *context)
     const struct cox_importer_options options = {.size = sizeof(struct cox_importer_options),
                                                  .cache_max = 2};
     struct cox_importer *importer;
-    const struct cox_import *import;
     CHECK(cox_importer_new(&options, &importer, NULL) == 0);
-    for (unsigned i = 0; i < 4; i++) {
-        CHECK(cox_importer_open(importer, &handles[i], COX_IMPORT_FD, &import, NULL) == 0);
-        cox_importer_close(importer, import);
-    }
-    call_deny(SYS_pidfd_open, ANY_ARGUMENT, 0);
-    for (unsigned i = 2; i < 4; i++) {
-        CHECK(cox_importer_open(importer, &handles[i], COX_IMPORT_FD, &import, NULL) == 0);
-        cox_importer_close(importer, import);
+    for (unsigned i = 0; i < 6; i++) {
+        if (i == 4)
+            call_deny(SYS_pidfd_open, ANY_ARGUMENT, 0);
+        cox_importer_close(importer, import_open(importer, &handles[i < 4 ? i : i - 2]));
     }
     cox_importer_free(importer);
 }
@@ -501,8 +470,7 @@ LEAK_TEST(l17_the_exporters_used_last_are_kept)
 {
     struct peer peers[4];
     struct cox_handle handles[4];
-    if (!filters_possible())
-        skip();
+    test_needs(filters_possible());
     for (unsigned i = 0; i < 4; i++) {
         peers[i] = peer_start(NULL);
         handles[i] = peer_export(&peers[i], PEER_EXPORT, i);
@@ -519,8 +487,7 @@ static void open_with_kept_pidfd(void *context)
     struct cox_importer *importer;
     const struct cox_import *import;
     CHECK(cox_importer_new(NULL, &importer, NULL) == 0);
-    CHECK(cox_importer_open(importer, &test->handle, COX_IMPORT_FD, &import, NULL) == 0);
-    cox_importer_close(importer, import);
+    cox_importer_close(importer, import_open(importer, &test->handle));
     call_deny(SYS_pidfd_open, ANY_ARGUMENT, 0);
     call_deny(SYS_openat, ANY_ARGUMENT, 0);
     call_deny(SYS_poll, ANY_ARGUMENT, 0);
@@ -533,8 +500,7 @@ static void open_with_kept_pidfd(void *context)
 
 LEAK_TEST(l17_opening_again_is_three_calls)
 {
-    if (!filters_possible())
-        skip();
+    test_needs(filters_possible());
     struct pidfd_less test = {.peer = peer_start(NULL)};
     test.handle = peer_export(&test.peer, PEER_EXPORT, 15);
     child_run(open_with_kept_pidfd, &test);
@@ -555,9 +521,9 @@ static void open_denied(void *context)
 {
     const struct denial *denial = context;
     struct cox_importer *importer;
-    const struct cox_import *import, *open;
+    const struct cox_import *import;
     CHECK(cox_importer_new(NULL, &importer, NULL) == 0);
-    CHECK(cox_importer_open(importer, &denial->handle, COX_IMPORT_FD, &open, NULL) == 0);
+    const struct cox_import *open = import_open(importer, &denial->handle);
     struct cox_handle other = denial->handle; /* of the same object, not open yet */
     handle_forge(&other, 56, 4, 1);
     int fds = fd_count();
@@ -569,8 +535,7 @@ static void open_denied(void *context)
     if (r == 0)
         cox_importer_close(importer, import);
     CHECK(r == 0 || strstr(test_error.text, denial->word));
-    CHECK(cox_importer_open(importer, &denial->handle, COX_IMPORT_FD, &import, NULL) == 0);
-    cox_importer_close(importer, import);
+    cox_importer_close(importer, import_open(importer, &denial->handle));
     CHECK(fd_count() == fds);
     cox_importer_close(importer, open);
     cox_importer_free(importer);
@@ -581,8 +546,7 @@ static void open_denied(void *context)
 
 LEAK_TEST(l11_b27_without_the_calls_and_without_a_socket_it_says_so)
 {
-    if (!filters_possible())
-        skip();
+    test_needs(filters_possible());
     _cox_cleanup_(peer_end) struct peer peer = peer_start(NULL);
     /* No memory: that would be opened by /proc. */
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT_SOCKET, 0);
@@ -603,19 +567,16 @@ static void dead_without_pidfds(void *context)
 {
     struct pidfd_less *test = context;
     struct cox_importer *importer;
-    const struct cox_import *import;
     call_deny(SYS_pidfd_open, ANY_ARGUMENT, ENOSYS);
     expect_refused(&test->handle, COX_PEER_DEAD, "is gone");
     CHECK(cox_importer_new(NULL, &importer, NULL) == 0);
-    CHECK(cox_importer_open(importer, &test->handle, COX_IMPORT_FD, &import, NULL) ==
-          COX_PEER_DEAD);
+    CHECK(import_try(importer, &test->handle) == COX_PEER_DEAD);
     cox_importer_free(importer);
 }
 
 LEAK_TEST(l8_l11_without_pidfds_a_dead_exporter_is_named_too)
 {
-    if (!filters_possible())
-        skip();
+    test_needs(filters_possible());
     struct pidfd_less test = {.peer = peer_start(NULL)};
     test.handle = peer_export(&test.peer, PEER_EXPORT, 17);
     peer_kill(&test.peer);
@@ -625,11 +586,6 @@ LEAK_TEST(l8_l11_without_pidfds_a_dead_exporter_is_named_too)
 }
 
 /* ---- no fd more ---- */
-
-struct many {
-    uid_t uid;
-    uint32_t fd_limit;
-};
 
 static void import_batches(const struct peer *peer, int rounds)
 {
@@ -658,20 +614,19 @@ static void import_batches(const struct peer *peer, int rounds)
 
 static void import_many(void *context)
 {
-    const struct many *many = context;
-    const struct rlimit limit = {many->fd_limit, many->fd_limit};
-    const struct peer_options options = {.uid = many->uid, .fd_limit = many->fd_limit};
-    _cox_cleanup_(peer_end) struct peer peer = peer_start(&options);
+    const struct peer_options *options = context;
+    const struct rlimit limit = {options->fd_limit, options->fd_limit};
+    _cox_cleanup_(peer_end) struct peer peer = peer_start(options);
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-    if (many->uid)
-        user_change(many->uid);
+    if (options->uid)
+        user_change(options->uid);
     import_batches(&peer, 100000 / PEER_BATCH + 1);
 }
 
 LEAK_TEST(l15_b29_no_fd_more_after_100000_pairs_in_two_processes)
 {
-    struct many many = {.uid = test_can_switch_user() ? NOBODY : 0, .fd_limit = 1024};
-    child_run(import_many, &many);
+    struct peer_options options = {.uid = test_can_switch_user() ? NOBODY : 0, .fd_limit = 1024};
+    child_run(import_many, &options);
 }
 
 LEAK_TEST(l3_l18_a_socket_opens_elsewhere_too)
@@ -689,13 +644,12 @@ static void import_in_child(void *context)
 {
     void **all = context;
     struct cox_importer *importer = all[0];
-    const struct cox_import *import, *own;
-    CHECK(cox_importer_open(importer, all[1], COX_IMPORT_READ, &import, NULL) == 0);
-    CHECK(((const uint8_t *)import->base)[1] == object_byte(20, 1));
+    const struct cox_import *import = import_open(importer, all[1]);
+    CHECK(import_byte(import, 1) == object_byte(20, 1));
     /* The parent's own handle is another process's here, whatever this one has under its number. */
     close((int)number(all[2], FD, 4));
-    CHECK(cox_importer_open(importer, all[2], COX_IMPORT_READ, &own, NULL) == 0);
-    CHECK(((const uint8_t *)own->base)[1] == object_byte(21, 1));
+    const struct cox_import *own = import_open(importer, all[2]);
+    CHECK(import_byte(own, 1) == object_byte(21, 1));
     cox_importer_close(importer, own);
     cox_importer_close(importer, import);
     cox_importer_free(importer);
@@ -705,15 +659,13 @@ LEAK_TEST(l5_the_importer_of_a_parent_works_in_its_child)
 {
     struct cox_importer *importer;
     struct cox_exporter *exporter;
-    const struct cox_import *import;
     _cox_cleanup_(peer_end) struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 20), own;
     int fd = object_new(PEER_OBJECT_SIZE, 21);
     assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
     assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
     assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &own, NULL), 0);
-    assert_int_equal(cox_importer_open(importer, &own, COX_IMPORT_FD, &import, NULL), 0);
-    cox_importer_close(importer, import);
+    cox_importer_close(importer, import_open(importer, &own));
     void *all[] = {importer, &handle, &own};
     child_run(import_in_child, all);
     close(fd);
