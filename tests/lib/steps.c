@@ -3,14 +3,10 @@
 void test_step_init(struct test_step *step, uint64_t base, Coxswain__ForwardType forward_type)
 {
     *step = (struct test_step){
-        .request = COXSWAIN__EXECUTE_REQUEST__INIT,
+        .request = REQUEST_OF(MODEL_INFER, EXECUTE_MODEL_REQUEST, &step->model),
         .model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT,
         .delta = COXSWAIN__STEP_DELTA__INIT,
     };
-    step->request.has_execute_type = 1;
-    step->request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
-    step->request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
-    step->request.execute_model_request = &step->model;
     step->model.has_forward_type = 1;
     step->model.forward_type = forward_type;
     step->model.step = &step->delta;
@@ -42,12 +38,14 @@ void test_step_add(struct test_step *step, const struct test_row *row)
     sequence->lora_id = (char *)(uintptr_t)row->lora;
     sequence->n_tokens = row->token_count;
     sequence->tokens = (int32_t *)(uintptr_t)row->tokens;
-    sequence->n_tables = 1;
-    sequence->tables = &step->table_pointers[i];
-    step->table_pointers[i] = &step->tables[i];
-    coxswain__step_block_table__init(&step->tables[i]);
-    step->tables[i].n_blocks = row->block_count;
-    step->tables[i].blocks = (int32_t *)(uintptr_t)row->blocks;
+    sequence->n_tables = row->table_count ? row->table_count : 1;
+    sequence->tables = step->table_pointers[i];
+    for (size_t t = 0; t < sequence->n_tables; t++) {
+        Coxswain__StepBlockTable *table = step->table_pointers[i][t] = &step->tables[i][t];
+        coxswain__step_block_table__init(table);
+        table->n_blocks = row->block_count;
+        table->blocks = (int32_t *)(uintptr_t)row->blocks + t * row->block_count;
+    }
 }
 
 static void copy(void *context, const struct cox_completion *completion)
@@ -58,10 +56,7 @@ static void copy(void *context, const struct cox_completion *completion)
 int test_step_call(struct test_group *group, const struct test_step *step, uint64_t deadline_ns,
                    struct test_completion *completion, struct cox_error *err)
 {
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_RANK0,
-                                               .deadline_ns = deadline_ns};
     test_completion_deinit(completion);
-    return cox_executor_call(test_group_executor(group), &step->request, &options, copy, completion,
-                             err);
+    return cox_executor_call(test_group_executor(group), &step->request,
+                             SUBMIT_WITH(.deadline_ns = deadline_ns), copy, completion, err);
 }

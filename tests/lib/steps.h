@@ -11,6 +11,23 @@
 #include "testing.h"
 
 #define STEP_ROW_MAX 8
+#define STEP_TABLE_MAX 2
+
+/* A request of a type, whose body is the caller's: REQUEST_OF(KV_TRANSFER, PULL_KV_REQUEST, &pull). */
+#define REQUEST_OF(type, body_case, body)                                                          \
+    test_request(COXSWAIN__EXECUTE_TYPE__##type, COXSWAIN__EXECUTE_REQUEST__REQUEST_##body_case,   \
+                 body)
+static inline Coxswain__ExecuteRequest test_request(Coxswain__ExecuteType type,
+                                                    Coxswain__ExecuteRequest__RequestCase body_case,
+                                                    void *body)
+{
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
+    request.has_execute_type = 1;
+    request.execute_type = type;
+    request.request_case = body_case;
+    request.pull_kv_request = body; /* of a union of pointers */
+    return request;
+}
 
 struct test_row {
     int64_t id;
@@ -23,6 +40,8 @@ struct test_row {
     bool announce;
     const int32_t *blocks;
     uint32_t block_count;
+    /* each of so many blocks; 0: one table */
+    uint32_t table_count;
 };
 
 struct test_step {
@@ -30,7 +49,8 @@ struct test_step {
     Coxswain__ExecuteModelRequest model;
     Coxswain__StepDelta delta;
     Coxswain__StepSequence sequences[STEP_ROW_MAX], *announced[STEP_ROW_MAX];
-    Coxswain__StepBlockTable tables[STEP_ROW_MAX], *table_pointers[STEP_ROW_MAX];
+    Coxswain__StepBlockTable tables[STEP_ROW_MAX][STEP_TABLE_MAX];
+    Coxswain__StepBlockTable *table_pointers[STEP_ROW_MAX][STEP_TABLE_MAX];
     uint32_t row_slot[STEP_ROW_MAX], row_position[STEP_ROW_MAX], row_count[STEP_ROW_MAX];
 };
 

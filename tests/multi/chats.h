@@ -8,8 +8,7 @@
 #ifndef COX_TESTS_MULTI_CHATS_H
 #define COX_TESTS_MULTI_CHATS_H
 
-#include "proto/executor.pb-c.h"
-#include "testing.h"
+#include "steps.h"
 
 #include <coxswain/worker.h>
 
@@ -25,13 +24,8 @@ struct chat {
 };
 
 struct step {
-    Coxswain__ExecuteRequest request;
-    Coxswain__ExecuteModelRequest model;
-    Coxswain__StepDelta delta;
-    Coxswain__StepSequence sequences[CHAT_COUNT], *announced[CHAT_COUNT];
-    Coxswain__StepBlockTable tables[CHAT_COUNT][2], *table_pointers[CHAT_COUNT][2];
+    struct test_step own;
     int32_t blocks[CHAT_COUNT][4];
-    uint32_t row_slot[CHAT_COUNT], row_position[CHAT_COUNT], row_count[CHAT_COUNT];
     Coxswain__IntPair pairs[3][PAIR_MAX], *pair_pointers[3][PAIR_MAX];
 };
 

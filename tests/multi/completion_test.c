@@ -2,20 +2,18 @@
  * another thread is late. */
 #include "coordinator/executor/core.h"
 #include "coordinator/executor/executor_internal.h"
-#include "proto/executor.pb-c.h"
-#include "testing.h"
+#include "steps.h"
 
 /* ---- what is said ---- */
 
 /* Rank 0 fails, with these words, because rank 2 has died. Every time. */
-static void expect_death_reported(uint32_t rank_count, const char *words)
+static void expect_death_reported(const char *words)
 {
-    char folder[] = "/tmp/coxswain_test_XXXXXX", pipe[sizeof folder + 8];
-    assert_non_null(mkdtemp(folder));
-    snprintf(pipe, sizeof pipe, "%s/pipe", folder);
+    char pipe[64];
+    snprintf(pipe, sizeof pipe, "/tmp/coxswain_test_%d", (int)getpid());
     assert_int_equal(mkfifo(pipe, 0600), 0);
     for (int k = 0; k < 10; k++) {
-        OWN_GROUP *g = test_group_start(rank_count, NULL);
+        OWN_GROUP *g = test_group_start(3, NULL);
         OWN_COMPLETION c = {0};
         const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 5};
         assert_int_equal(
@@ -31,12 +29,11 @@ static void expect_death_reported(uint32_t rank_count, const char *words)
         assert_contains(test_error_text(g), "killed by signal 9");
     }
     unlink(pipe);
-    rmdir(folder);
 }
 
 TEST(p1_the_death_that_made_the_others_fail_is_reported)
 {
-    expect_death_reported(3, "the peer closed the connection");
+    expect_death_reported("the peer closed the connection");
 }
 
 TEST(p3_a_death_is_reported_before_a_long_story)
@@ -44,7 +41,7 @@ TEST(p3_a_death_is_reported_before_a_long_story)
     char story[1000];
     memset(story, 'x', sizeof story - 1);
     story[sizeof story - 1] = '\0';
-    expect_death_reported(3, story);
+    expect_death_reported(story);
 }
 
 GROUP_TEST(p3_many_late_ranks_are_reported_as_ranges, 8)
@@ -137,13 +134,11 @@ GROUP_TEST(m4_rank0_is_the_lowest_asked_or_none, 3)
 
 GROUP_TEST(m3_a_message_of_the_number_of_bytes_is_refused, 1)
 {
-    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
-    request.has_execute_type = 1;
-    request.execute_type = (Coxswain__ExecuteType)-1;
-    const struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
-                                           .gather = COX_GATHER_ALL,
-                                           .deadline_ns = COX_DEADLINE_NEVER};
-    assert_int_equal(cox_executor_call(executor, &request, &how, NULL, NULL, NULL), COX_INVALID);
+    Coxswain__ExecuteRequest request = test_request((Coxswain__ExecuteType)-1, 0, NULL);
+    assert_int_equal(cox_executor_call(executor, &request,
+                                       SUBMIT_WITH(.deadline_ns = COX_DEADLINE_NEVER), NULL, NULL,
+                                       NULL),
+                     COX_INVALID);
     test_expect_echo(g, "x");
 }
 
@@ -174,18 +169,16 @@ static void hold(void *context, const struct cox_completion *completion)
 
 static int submit_echo(struct cox_executor *executor)
 {
-    const struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
-                                           .gather = COX_GATHER_ALL,
-                                           .deadline_ns = COX_DEADLINE_NEVER};
-    return cox_executor_submit_opaque(executor, "echo x", 6, &how, NULL, NULL);
+    return cox_executor_submit_opaque(executor, "echo x", 6,
+                                      SUBMIT_WITH(.deadline_ns = COX_DEADLINE_NEVER), NULL, NULL);
 }
 
 GROUP_TEST(b2_a_call_does_not_wait_for_a_handler, 2)
 {
     struct held held;
     held_init(&held, executor);
-    assert_int_equal(cox_executor_set_handler(held.executor, COX_CHANNEL_EXECUTE, hold, &held), 0);
-    assert_int_equal(submit_echo(held.executor), 0);
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, hold, &held), 0);
+    assert_int_equal(submit_echo(executor), 0);
     assert_true(test_sem_await(&held.inside));
     /* More calls than the channel has frames: none of them stays occupied by the handler. */
     for (int i = 0; i < 40; i++)
@@ -202,10 +195,9 @@ static void call_the_other(void *context, const struct cox_completion *completio
     (void)completion;
     sem_post(&held->inside);
     test_sem_await(&held->go_on);
-    const struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
-                                           .gather = COX_GATHER_ALL,
-                                           .deadline_ns = cox_deadline_after_ms(200)};
-    int r = cox_executor_call_opaque(held->other, "echo x", 6, &how, NULL, NULL, NULL);
+    int r = cox_executor_call_opaque(held->other, "echo x", 6,
+                                     SUBMIT_WITH(.deadline_ns = cox_deadline_after_ms(200)), NULL,
+                                     NULL, NULL);
     atomic_store(&held->called, r == 0 ? 1 : r + 1);
 }
 
@@ -255,15 +247,9 @@ GROUP_TEST(m5_b2_handlers_that_replace_each_other_are_refused, 1)
     assert_ok(cox_executor_set_handler(own.executor, COX_CHANNEL_EXECUTE, replace_the_other, &own));
     assert_ok(cox_executor_set_handler(own.executor, COX_CHANNEL_TRANSFER, hold, &transfer));
     Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
-    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
-    request.has_execute_type = 1;
-    request.execute_type = COXSWAIN__EXECUTE_TYPE__KV_TRANSFER;
-    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
-    request.pull_kv_request = &pull;
-    const struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
-                                           .gather = COX_GATHER_ALL,
-                                           .deadline_ns = COX_DEADLINE_NEVER};
-    assert_int_equal(cox_executor_submit(own.executor, &request, &how, NULL, NULL), 0);
+    Coxswain__ExecuteRequest request = REQUEST_OF(KV_TRANSFER, PULL_KV_REQUEST, &pull);
+    assert_ok(cox_executor_submit(
+        executor, &request, SUBMIT_WITH(.deadline_ns = COX_DEADLINE_NEVER), NULL, test_err()));
     assert_true(test_sem_await(&transfer.inside));
     assert_int_equal(submit_echo(own.executor), 0);
     assert_true(test_sem_await(&own.inside));

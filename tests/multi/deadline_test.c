@@ -4,8 +4,7 @@
 #include "channel/base/futex.h"
 #include "coordinator/collector/collect.h"
 #include "coordinator/executor/requests_internal.h"
-#include "proto/executor.pb-c.h"
-#include "testing.h"
+#include "steps.h"
 
 #define SLEEPS_MAX 65536
 
@@ -128,21 +127,14 @@ static void on_visit(void *context, const struct cox_completion *completion)
 static pid_t thread_of(struct test_group *group, enum cox_channel_id channel)
 {
     struct cox_executor *executor = test_group_executor(group);
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_ALL,
-                                               .deadline_ns =
-                                                   cox_deadline_after_ms(TEST_PATIENCE_MS)};
+    const struct cox_submit_options *options = SUBMIT_WITH(.deadline_ns = test_patience());
     Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
-    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = REQUEST_OF(KV_TRANSFER, PULL_KV_REQUEST, &pull);
     _Atomic pid_t thread = 0;
-    request.has_execute_type = 1;
-    request.execute_type = COXSWAIN__EXECUTE_TYPE__KV_TRANSFER;
-    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
-    request.pull_kv_request = &pull;
     assert_int_equal(cox_executor_set_handler(executor, channel, on_visit, (void *)&thread), 0);
     int r = channel == COX_CHANNEL_TRANSFER
-                ? cox_executor_submit(executor, &request, &options, NULL, test_err())
-                : cox_executor_submit_opaque(executor, "echo x", 6, &options, NULL, test_err());
+                ? cox_executor_submit(executor, &request, options, NULL, test_err())
+                : cox_executor_submit_opaque(executor, "echo x", 6, options, NULL, test_err());
     assert_ok(r);
     AWAIT(atomic_load(&thread) != 0);
     return atomic_load(&thread);
@@ -151,14 +143,13 @@ static pid_t thread_of(struct test_group *group, enum cox_channel_id channel)
 static int ask_response_thread(struct asked *asked, struct cox_error *err)
 {
     struct cox_executor *executor = test_group_executor(asked->group);
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_ALL,
-                                               .deadline_ns = asked->deadline_ns};
+    const struct cox_submit_options *options =
+        SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = asked->deadline_ns);
     if (asked->way == CALL)
-        return cox_executor_call_opaque(executor, "echo x", 6, &options, on_completion, asked, err);
+        return cox_executor_call_opaque(executor, "echo x", 6, options, on_completion, asked, err);
     int r = cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, on_completion, asked);
     if (r == 0)
-        r = cox_executor_submit_opaque(executor, "echo x", 6, &options, NULL, err);
+        r = cox_executor_submit_opaque(executor, "echo x", 6, options, NULL, err);
     if (r)
         return r;
     while (sem_wait(&asked->ended) < 0 && errno == EINTR)
@@ -326,10 +317,9 @@ static bool sleeps_for(struct asked *asked)
 static bool waits_its_turn_until(enum way way, uint64_t away_ms)
 {
     pid_t pid, gatherer;
-    pthread_t thread;
     struct test_group *group = group_start(way, &pid, &gatherer);
     struct asked first = asked_of(group, way, TEST_PATIENCE_MS);
-    assert_int_equal(pthread_create(&thread, NULL, ask_main, &first), 0);
+    pthread_t thread = test_thread(ask_main, &first);
     AWAIT(sleeps_for(&first));
     struct asked asked = asked_of(group, way, away_ms);
     const int r = ask(&asked);

@@ -3,7 +3,7 @@
 #include "channel/base/hash.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
-#include "testing.h"
+#include "steps.h"
 
 static uint64_t digest(const uint8_t *bytes, size_t size)
 {
@@ -90,19 +90,13 @@ TEST(m3_oversize_request_is_refused_with_both_sizes)
         bytes[max] = '\0';
         Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
         lora.lora_name = bytes;
-        Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
-        request.has_execute_type = 1;
-        request.execute_type = COXSWAIN__EXECUTE_TYPE__LORA_OPERATION;
-        request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_LORA_OPERATION_REQUEST;
-        request.lora_operation_request = &lora;
-        assert_int_equal(
-            cox_executor_call(executor, &request,
-                              SUBMIT_WITH(.gather = COX_GATHER_ALL,
-                                          .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)),
-                              NULL, NULL, test_err()),
-            COX_TOO_LARGE);
+        Coxswain__ExecuteRequest request =
+            REQUEST_OF(LORA_OPERATION, LORA_OPERATION_REQUEST, &lora);
         snprintf(number, sizeof number, "holds %zu:", max);
-        assert_contains(test_error.text, number);
+        assert_refused(cox_executor_call(executor, &request,
+                                         SUBMIT_WITH(.deadline_ns = test_patience()), NULL, NULL,
+                                         test_err()),
+                       COX_TOO_LARGE, number);
         snprintf(number, sizeof number, " %zu bytes", cox_wire_request_size(&request));
         assert_contains(test_error.text, number);
 
@@ -362,37 +356,29 @@ GROUP_TEST(m5_a_deadline_does_not_wait_for_the_request_before, 2)
 
 struct inside {
     struct cox_executor *executor;
-    atomic_int calls, call_result, submit_result, recover_result, left;
-    struct cox_executor *other;
+    atomic_int calls, call_result, submit_result, left;
 };
 
 static void handler_inside(void *context, const struct cox_completion *completion)
 {
     struct inside *inside = context;
-    const struct cox_submit_options options = {
-        .size = sizeof(struct cox_submit_options),
-        .gather = COX_GATHER_ALL,
-        .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS),
-    };
+    const struct cox_submit_options *options = SUBMIT_WITH(.deadline_ns = test_patience());
     (void)completion;
     inside->call_result =
-        cox_executor_call_opaque(inside->executor, "echo x", 6, &options, NULL, NULL, NULL);
+        cox_executor_call_opaque(inside->executor, "echo x", 6, options, NULL, NULL, NULL);
     if (inside->left-- > 0)
         inside->submit_result =
-            cox_executor_submit_opaque(inside->executor, "echo x", 6, &options, NULL, NULL);
+            cox_executor_submit_opaque(inside->executor, "echo x", 6, options, NULL, NULL);
     inside->calls++; /* last: the test looks at the rest once it sees this */
 }
 
 GROUP_TEST(m5_inside_a_handler_call_is_refused_and_submit_works, 2)
 {
-    struct inside inside = {.executor = test_group_executor(g)};
-    inside.left = 100;
+    struct inside inside = {.executor = executor, .left = 100};
     assert_ok(
         cox_executor_set_handler(inside.executor, COX_CHANNEL_EXECUTE, handler_inside, &inside));
     assert_int_equal(test_submit(g, &test_all, "echo x"), 0);
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    while (inside.calls < 101 && cox_now_ns() < deadline_ns)
-        test_expect_echo(g, "meanwhile");
+    AWAIT((test_expect_echo(g, "meanwhile"), inside.calls >= 101));
     assert_int_equal(inside.calls, 101);
     assert_int_equal(inside.call_result, COX_DEADLOCK);
     assert_int_equal(inside.submit_result, 0);
@@ -413,61 +399,28 @@ GROUP_TEST(m5_a_deadline_of_0_is_refused, 1)
     size_t count;
     uint64_t sequence;
     const int64_t ended = 1;
-    for (int function = 0; function < 12; function++) {
-        int r = 0;
-        switch (function) {
-        case 0:
-            r = cox_executor_submit_opaque(executor, "x", 1, &options, &sequence, test_err());
-            break;
-        case 1:
-            r = cox_executor_call_opaque(executor, "x", 1, &options, NULL, NULL, test_err());
-            break;
-        case 2:
-            r = cox_executor_init(executor, NULL, 0, 0, &summary, test_err());
-            break;
-        case 3:
-            r = cox_executor_replay_init(executor, 0, test_err());
-            break;
-        case 4:
-            r = cox_executor_cleanup(executor, &ended, 1, 0, test_err());
-            break;
-        case 5:
-            r = cox_executor_link(executor, &link, 0, test_err());
-            break;
-        case 6:
-            r = cox_executor_link_status(executor, 0, &links, test_err());
-            break;
-        case 7:
-            r = cox_executor_pull_kv(executor, &pull, 0, &pulls, &count, test_err());
-            break;
-        case 8:
-            r = cox_executor_lora_results(executor, &lora, 0, loras, test_err());
-            break;
-        case 9:
-            r = cox_executor_recover(executor, COX_RECOVER_CLEAR, 0, recovered, test_err());
-            break;
-        case 10:
-            r = cox_executor_restart(executor, 0, 0, test_err());
-            break;
-        case 11:
-            r = cox_executor_restart(executor, COX_RANK_ALL, 0, test_err());
-            break;
-        }
-        if (r != COX_INVALID)
-            fail_msg("function %d: %d: %s", function, r, test_error.text);
-        assert_contains(test_error.text, "deadline_ns is 0");
-        assert_contains(test_error.text, "cox_deadline_after_ms");
-    }
+#define REFUSED(function, ...)                                                                     \
+    assert_refused(function(executor, __VA_ARGS__, test_err()), COX_INVALID, "deadline_ns is 0");  \
+    assert_contains(test_error.text, "cox_deadline_after_ms")
+    REFUSED(cox_executor_submit_opaque, "x", 1, &options, &sequence);
+    REFUSED(cox_executor_call_opaque, "x", 1, &options, NULL, NULL);
+    REFUSED(cox_executor_init, NULL, 0, 0, &summary);
+    REFUSED(cox_executor_replay_init, 0);
+    REFUSED(cox_executor_cleanup, &ended, 1, 0);
+    REFUSED(cox_executor_link, &link, 0);
+    REFUSED(cox_executor_link_status, 0, &links);
+    REFUSED(cox_executor_pull_kv, &pull, 0, &pulls, &count);
+    REFUSED(cox_executor_lora_results, &lora, 0, loras);
+    REFUSED(cox_executor_recover, COX_RECOVER_CLEAR, 0, recovered);
+    REFUSED(cox_executor_restart, 0, 0);
+    REFUSED(cox_executor_restart, COX_RANK_ALL, 0);
     test_expect_echo(g, "still here");
 }
 
 GROUP_TEST(m5_a_handler_is_set_once_on_channels_that_have_one, 1)
 {
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_ALL,
-                                               .deadline_ns =
-                                                   cox_deadline_after_ms(TEST_PATIENCE_MS)};
-    assert_refused(cox_executor_submit_opaque(executor, "echo", 4, &options, NULL, test_err()),
+    const struct cox_submit_options *options = SUBMIT_WITH(.deadline_ns = test_patience());
+    assert_refused(cox_executor_submit_opaque(executor, "echo", 4, options, NULL, test_err()),
                    COX_STATE, "execute");
     for (int c = COX_CHANNEL_EXECUTE; c < COX_CHANNEL_COUNT; c++) {
         bool allowed = c == COX_CHANNEL_EXECUTE || c == COX_CHANNEL_TRANSFER;
@@ -478,7 +431,7 @@ GROUP_TEST(m5_a_handler_is_set_once_on_channels_that_have_one, 1)
             cox_executor_set_handler(executor, (enum cox_channel_id)c, test_handler, g),
             allowed ? COX_BUSY : COX_INVALID);
     }
-    assert_int_equal(cox_executor_submit_opaque(executor, "echo", 4, &options, NULL, NULL), 0);
+    assert_ok(cox_executor_submit_opaque(executor, "echo", 4, options, NULL, test_err()));
     assert_int_equal(test_await(g, 0)->status, 0);
 }
 
@@ -511,7 +464,7 @@ GROUP_TEST(m5_the_handler_is_replaced_while_requests_run, 2)
     static struct counter counters[200];
     memset(counters, 0, sizeof counters);
     const struct test_how how = {.gather = COX_GATHER_FIRST_ERROR};
-    int submitted = 0, seen = 0;
+    int submitted = 0;
     test_submit(g, &how, "echo x"); /* registers the handler of the library; replaced at once */
     test_await(g, 0);
     for (size_t i = 0; i < 200; i++) {
@@ -524,10 +477,8 @@ GROUP_TEST(m5_the_handler_is_replaced_while_requests_run, 2)
     }
     assert_int_equal(submitted, 1000);
     test_expect_echo(g, "behind them all"); /* its handler may run before those of the last ones */
-    const uint64_t until_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    while ((seen = counted(counters, 200)) < 1000 && cox_now_ns() < until_ns)
-        sched_yield();
-    assert_int_equal(seen, 1000);
+    AWAIT(counted(counters, 200) >= 1000);
+    assert_int_equal(counted(counters, 200), 1000);
     for (size_t i = 0; i < 200; i++)
         assert_false(counters[i].violated);
 }
@@ -609,9 +560,8 @@ static void *caller_main(void *argument)
         int before = caller->good;
         caller->result = cox_executor_call_opaque(
             test_group_executor(caller->group), text, (size_t)length,
-            SUBMIT_WITH(.gather = COX_GATHER_ALL,
-                        .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)),
-            check_own, caller, NULL);
+            SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = test_patience()), check_own,
+            caller, NULL);
         if (before == 0)
             atomic_fetch_add(caller->started, 1);
         if (caller->result == 0 && caller->good != before + 1)
@@ -631,11 +581,9 @@ TEST(m5_callers_on_many_threads_and_a_stop_among_them)
         atomic_int started = 0;
         for (int i = 0; i < 6; i++) {
             callers[i] = (struct caller){.group = g, .number = i, .started = &started};
-            assert_int_equal(pthread_create(&threads[i], NULL, caller_main, &callers[i]), 0);
+            threads[i] = test_thread(caller_main, &callers[i]);
         }
-        uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-        while (started < 6 && cox_now_ns() < deadline_ns)
-            test_expect_echo(g, "one more");
+        AWAIT((test_expect_echo(g, "one more"), started >= 6));
         cox_executor_stop(test_group_executor(g));
         for (int i = 0; i < 6; i++) {
             assert_int_equal(pthread_join(threads[i], NULL), 0);

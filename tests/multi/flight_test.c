@@ -5,10 +5,7 @@
 #include "channel/shm/control.h"
 #include "channel/shm/state.h"
 #include "coordinator/executor/executor_internal.h"
-#include "proto/executor.pb-c.h"
-#include "testing.h"
-
-#define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
+#include "steps.h"
 
 static struct cox_channel_stats stats_of(struct test_group *g, enum cox_channel_id channel)
 {
@@ -19,36 +16,22 @@ static struct cox_channel_stats stats_of(struct test_group *g, enum cox_channel_
 
 /* ---- requests without reply ---- */
 
-struct link_request {
-    Coxswain__ExecuteRequest request;
-    Coxswain__PDLinkRequest link;
-};
-
-static void link_request_init(struct link_request *r)
+static int submit_link(struct cox_executor *executor)
 {
-    coxswain__execute_request__init(&r->request);
-    coxswain__pdlink_request__init(&r->link);
-    r->request.has_execute_type = 1;
-    r->request.execute_type = TYPE(PD_LINK);
-    r->request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PD_LINK_REQUEST;
-    r->request.pd_link_request = &r->link;
+    Coxswain__PDLinkRequest link = COXSWAIN__PDLINK_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = REQUEST_OF(PD_LINK, PD_LINK_REQUEST, &link);
+    return cox_executor_submit(
+        executor, &request, SUBMIT_WITH(.gather = COX_GATHER_NONE, .deadline_ns = test_patience()),
+        NULL, NULL);
 }
 
 /* Submits that many links, each again while the ranks still read the frame. Returns the first other
  * reply. */
 static int submit_links(struct cox_executor *executor, uint32_t count)
 {
-    struct link_request own;
-    link_request_init(&own);
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_NONE,
-                                               .deadline_ns = test_patience()};
     int r = 0;
     for (uint32_t k = 0; k < count && r == 0; k++)
-        while ((r = cox_executor_submit(executor, &own.request, &options, NULL, NULL)) ==
-                   COX_FULL &&
-               cox_now_ns() < options.deadline_ns)
-            sched_yield();
+        AWAIT((r = submit_link(executor)) != COX_FULL);
     return r;
 }
 
@@ -89,12 +72,12 @@ struct visit {
 static void visit_and_link(void *context, const struct cox_completion *completion)
 {
     struct visit *visit = context;
-    struct link_request own;
-    link_request_init(&own);
+    Coxswain__PDLinkRequest link = COXSWAIN__PDLINK_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = REQUEST_OF(PD_LINK, PD_LINK_REQUEST, &link);
     visit->calls += completion->status == 0;
     visit->submitted = submit_links(visit->executor, visit->count);
     visit->called = cox_executor_call(
-        visit->executor, &own.request,
+        visit->executor, &request,
         SUBMIT_WITH(.gather = COX_GATHER_NONE, .deadline_ns = test_patience()), NULL, NULL, NULL);
 }
 
@@ -104,21 +87,15 @@ TEST(m7_links_from_inside_a_handler)
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
         OWN_GROUP *g = test_group_start(2, START_WITH(.depth = depth));
         Coxswain__PDLinkStatusRequest body = COXSWAIN__PDLINK_STATUS_REQUEST__INIT;
-        Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
-        request.has_execute_type = 1;
-        request.execute_type = TYPE(PD_LINK_STATUS_QUERY);
-        request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PD_LINK_STATUS_REQUEST;
-        request.pd_link_status_request = &body;
+        Coxswain__ExecuteRequest request =
+            REQUEST_OF(PD_LINK_STATUS_QUERY, PD_LINK_STATUS_REQUEST, &body);
         uint32_t links = 0;
         for (uint32_t count = 1; count <= 3 * depth; count++) {
             struct visit visit = {.executor = test_group_executor(g), .count = count};
-            int r = cox_executor_call(
+            assert_ok(cox_executor_call(
                 test_group_executor(g), &request,
                 SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = test_patience()),
-                visit_and_link, &visit, test_err());
-            if (r)
-                fail_msg("depth %" PRIu32 ", %" PRIu32 " links: %d: %s", depth, count, r,
-                         test_error.text);
+                visit_and_link, &visit, test_err()));
             assert_int_equal(visit.calls, 1);
             assert_int_equal(visit.submitted, 0);
             assert_int_equal(visit.called, COX_DEADLOCK);
@@ -229,28 +206,25 @@ GROUP_TEST(p1_an_end_behind_a_stuck_request_is_reported_at_once, 2)
     assert_int_equal(test_submit(g, &stuck, "block %s", test_pipe_path(pipe)), 0);
     test_await_lines(g, 0, "blocked", 1);
 
-    assert_int_equal(test_submit(g, &beside, "echo the answer"), 0);
-    const struct test_completion *c = test_await(g, 0);
-    assert_int_equal(c->sequence, 2);
-    assert_int_equal(c->status, 0);
-    assert_string_equal(c->ranks[1].bytes, "the answer");
-    assert_int_equal(c->ranks[0].outcome, COX_OUTCOME_NOT_ASKED);
-
-    assert_int_equal(test_submit(g, &beside, "fail 7 the words of it"), 0);
-    c = test_await(g, 1);
-    assert_int_equal(c->sequence, 3);
-    assert_int_equal(c->status, COX_REJECTED);
-    assert_contains(c->text, "rank 1 failed: the words of it");
-
-    assert_int_equal(test_submit(g, &beside, "kill 9"), 0);
-    c = test_await(g, 2);
-    assert_int_equal(c->sequence, 4);
-    assert_int_equal(c->status, COX_PEER_DEAD);
-    assert_contains(c->text, "rank 1");
-
+    static const struct {
+        const char *command;
+        int status;
+        const char *text;
+    } ends[] = {{"echo the answer", 0, ""},
+                {"fail 7 the words of it", COX_REJECTED, "rank 1 failed: the words of it"},
+                {"kill 9", COX_PEER_DEAD, "rank 1"}};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        assert_int_equal(test_submit(g, &beside, "%s", ends[i].command), 0);
+        const struct test_completion *c = test_await(g, i);
+        assert_int_equal(c->sequence, 2 + i);
+        assert_int_equal(c->status, ends[i].status);
+        assert_contains(c->text, ends[i].text);
+        assert_int_equal(c->ranks[0].outcome, COX_OUTCOME_NOT_ASKED);
+    }
+    assert_string_equal(test_await(g, 0)->ranks[1].bytes, "the answer");
     assert_int_equal(test_completion_count(g), 3);
     test_pipe_release(pipe, 1);
-    c = test_await(g, 3);
+    const struct test_completion *c = test_await(g, 3);
     assert_int_equal(c->sequence, 1);
     assert_int_equal(c->status, 0);
     assert_string_equal(c->ranks[0].bytes, "released");
@@ -327,19 +301,19 @@ TEST(p3_an_reply_of_every_rank_is_no_timeout)
     assert_ok(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, held_handler, &held));
     assert_int_equal(test_submit(g, &test_all, "echo first"), 0);
     assert_true(test_sem_await(&held.inside));
-    struct cox_submit_options brief = {.size = sizeof(struct cox_submit_options),
-                                       .gather = COX_GATHER_ALL,
-                                       .deadline_ns = cox_deadline_after_ms(300)};
+    const uint64_t deadline_ns = cox_deadline_after_ms(300);
     uint64_t sequence;
-    assert_ok(cox_executor_submit_opaque(executor, "echo second", 11, &brief, &sequence, NULL));
+    assert_ok(cox_executor_submit_opaque(
+        executor, "echo second", 11,
+        SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = deadline_ns), &sequence, NULL));
     await_done(&control, 0, sequence);
     await_done(&control, 1, sequence);
-    await_clock(brief.deadline_ns + 1);
+    await_clock(deadline_ns + 1);
     sem_post(&held.go);
     const struct test_completion *c = test_await(g, 1);
     assert_int_equal(c->sequence, sequence);
     assert_int_equal(c->status, 0);
-    assert_true(c->completed_ns > brief.deadline_ns);
+    assert_true(c->completed_ns > deadline_ns);
     assert_string_equal(c->ranks[1].bytes, "second");
     assert_int_equal(atomic_load(&held.lost), 0);
     cox_control_close(&control);
@@ -483,26 +457,11 @@ GROUP_TEST(p3_a_deadline_that_has_passed_publishes_nothing, 2)
 struct thief {
     struct test_group *group;
     struct cox_semaphore wakeup;
-    enum cox_channel_id channel;
+    /* links so far */
+    uint32_t links;
+    /* that holds rank 0 */
+    struct test_pipe *pipe;
 };
-
-static void thief_init(struct thief *thief, const char *name, enum cox_channel_id channel,
-                       uint32_t depth)
-{
-    char object[COX_OBJECT_NAME_SIZE];
-    thief->group =
-        test_group_start(2, START_WITH(.memory.keep_names = true, .name = name, .depth = depth));
-    thief->channel = channel;
-    thief->wakeup = (struct cox_semaphore){0};
-    cox_name_wakeup(object, name, channel, COX_WAKEUP_REQUEST_CONSUME, 1);
-    assert_ok(cox_semaphore_attach(&thief->wakeup, object, test_err()));
-}
-
-static void thief_deinit(struct thief *thief)
-{
-    cox_semaphore_detach(&thief->wakeup);
-    test_group_free(thief->group);
-}
 
 /* Stops rank 1 once it sleeps: one that spins finds the next request without a wake-up. */
 static void thief_stop(struct thief *thief)
@@ -522,85 +481,79 @@ static int thief_steal(struct thief *thief)
     return count;
 }
 
-/* A round counts when the rank slept: one that was still on its way to sleep finds the request
- * without a wake-up. */
-static bool thief_woken(struct thief *thief, uint64_t before)
+static uint64_t rewakes_of(const struct thief *thief, enum cox_channel_id channel)
 {
-    return stats_of(thief->group, thief->channel).rewakes > before;
+    return stats_of(thief->group, channel).rewakes;
 }
 
 #define ROUND_COUNT 100
 
-TEST(p2_a_lost_wake_up_is_sent_again)
+/* Until a round in which the rank was woken, which the round returns: one that was still on its way
+ * to sleep finds the request without a wake-up. */
+static void thief_run(enum cox_channel_id channel, uint32_t depth,
+                      bool (*round)(struct thief *thief, struct test_group *g, size_t n))
 {
-    char name[64];
-    struct thief thief;
-    thief_init(&thief, test_unique_name(name), COX_CHANNEL_EXECUTE, 1);
-    struct test_group *g = thief.group;
+    char name[64], object[COX_OBJECT_NAME_SIZE];
+    struct thief thief = {.pipe = test_pipe_new()};
     bool woken = false;
-    for (size_t round = 0; round < ROUND_COUNT && !woken; round++) {
-        test_expect_echo(g, "awake");
-        uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rewakes;
-        thief_stop(&thief);
-        assert_int_equal(test_submit(g, &test_all, "echo in flight"), 0);
-        assert_true(thief_steal(&thief) > 0);
-        assert_int_equal(test_await(g, round)->status, 0);
-        woken = thief_woken(&thief, before);
-    }
+    thief.group = test_group_start(
+        2, START_WITH(.memory.keep_names = true, .name = test_unique_name(name), .depth = depth));
+    cox_name_wakeup(object, name, channel, COX_WAKEUP_REQUEST_CONSUME, 1);
+    assert_ok(cox_semaphore_attach(&thief.wakeup, object, test_err()));
+    for (size_t n = 0; n < ROUND_COUNT && !woken; n++)
+        woken = round(&thief, thief.group, n);
     assert_true(woken);
-    thief_deinit(&thief);
+    cox_semaphore_detach(&thief.wakeup);
+    test_group_free(thief.group);
 }
 
-TEST(p2_also_when_the_request_has_ended)
+#define THIEF_TEST(name, channel, depth)                                                           \
+    static bool name##_round(struct thief *thief, struct test_group *g, size_t n);                 \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        thief_run(channel, depth, name##_round);                                                   \
+    }                                                                                              \
+    static bool name##_round(struct thief *thief, struct test_group *g,                            \
+                             __attribute__((unused)) size_t n)
+
+THIEF_TEST(p2_a_lost_wake_up_is_sent_again, COX_CHANNEL_EXECUTE, 1)
 {
-    char name[64];
-    struct thief thief;
-    thief_init(&thief, test_unique_name(name), COX_CHANNEL_EXECUTE, 1);
-    struct test_group *g = thief.group;
+    test_expect_echo(g, "awake");
+    uint64_t before = rewakes_of(thief, COX_CHANNEL_EXECUTE);
+    thief_stop(thief);
+    assert_int_equal(test_submit(g, &test_all, "echo in flight"), 0);
+    assert_true(thief_steal(thief) > 0);
+    assert_int_equal(test_await(g, n)->status, 0);
+    return rewakes_of(thief, COX_CHANNEL_EXECUTE) > before;
+}
+
+THIEF_TEST(p2_also_when_the_request_has_ended, COX_CHANNEL_EXECUTE, 1)
+{
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 10};
-    bool woken = false;
-    for (int round = 0; round < ROUND_COUNT && !woken; round++) {
-        test_expect_echo(g, "awake");
-        thief_stop(&thief);
-        assert_int_equal(test_call_how(g, NULL, &brief, "echo late"), COX_TIMEOUT);
-        uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rewakes;
-        assert_true(thief_steal(&thief) > 0);
-        test_expect_echo(g, "again");
-        woken = thief_woken(&thief, before);
-    }
-    assert_true(woken);
-    thief_deinit(&thief);
+    test_expect_echo(g, "awake");
+    thief_stop(thief);
+    assert_int_equal(test_call_how(g, NULL, &brief, "echo late"), COX_TIMEOUT);
+    uint64_t before = rewakes_of(thief, COX_CHANNEL_EXECUTE);
+    assert_true(thief_steal(thief) > 0);
+    test_expect_echo(g, "again");
+    return rewakes_of(thief, COX_CHANNEL_EXECUTE) > before;
 }
 
-TEST(p2_also_when_no_call_waits_for_a_reply)
+THIEF_TEST(p2_also_when_no_call_waits_for_a_reply, COX_CHANNEL_LINK, 1)
 {
-    char name[64];
-    struct thief thief;
-    thief_init(&thief, test_unique_name(name), COX_CHANNEL_LINK, 1);
-    struct test_group *g = thief.group;
-    bool woken = false;
-    uint32_t links = 0;
-    for (int round = 0; round < ROUND_COUNT && !woken; round++) {
-        expect_links(g, links);
-        uint64_t before = stats_of(g, COX_CHANNEL_LINK).rewakes;
-        /* The frame of the status has been returned, else the link would find it taken. */
-        assert_int_equal(submit_links(test_group_executor(g), 1), 0);
-        expect_links(g, ++links);
-        thief_stop(&thief);
-        struct link_request own;
-        link_request_init(&own);
-        int r = cox_executor_submit(
-            test_group_executor(g), &own.request,
-            SUBMIT_WITH(.gather = COX_GATHER_NONE, .deadline_ns = test_patience()), NULL, NULL);
-        assert_true(r == 0 || r == COX_FULL);
-        links += r == 0;
-        int stolen = thief_steal(&thief);
-        assert_true(r || stolen > 0);
-        expect_links(g, links);
-        woken = r == 0 && thief_woken(&thief, before);
-    }
-    assert_true(woken);
-    thief_deinit(&thief);
+    expect_links(g, thief->links);
+    uint64_t before = rewakes_of(thief, COX_CHANNEL_LINK);
+    /* The frame of the status has been returned, else the link would find it taken. */
+    assert_int_equal(submit_links(test_group_executor(g), 1), 0);
+    expect_links(g, ++thief->links);
+    thief_stop(thief);
+    int r = submit_link(test_group_executor(g));
+    assert_true(r == 0 || r == COX_FULL);
+    thief->links += r == 0;
+    int stolen = thief_steal(thief);
+    assert_true(r || stolen > 0);
+    expect_links(g, thief->links);
+    return r == 0 && rewakes_of(thief, COX_CHANNEL_LINK) > before;
 }
 
 static uint64_t ring_time(struct cox_collector *collector)
@@ -629,33 +582,24 @@ static int submit_after_rings(struct test_group *g, const struct test_how *how)
 
 /* Found by the model (tests/model): the first to check in a slice sent the rewake, and no other
  * did. */
-TEST(p2_also_beside_a_stuck_request)
+THIEF_TEST(p2_also_beside_a_stuck_request, COX_CHANNEL_EXECUTE, 4)
 {
-    char name[64];
-    struct thief thief;
-    thief_init(&thief, test_unique_name(name), COX_CHANNEL_EXECUTE, 4);
-    struct test_group *g = thief.group;
-    struct test_pipe *pipe = test_pipe_new();
     const struct test_how stuck = {
         .gather = COX_GATHER_ALL, .ranks = 1, .timeout_ms = 10 * TEST_PATIENCE_MS};
     const struct test_how brief = {.gather = COX_GATHER_ALL, .ranks = 2, .timeout_ms = 10};
     const struct test_how again = {.gather = COX_GATHER_ALL, .ranks = 2};
-    bool woken = false;
-    for (size_t round = 0; round < ROUND_COUNT && !woken; round++) {
-        test_expect_echo(g, "awake");
-        assert_int_equal(test_submit(g, &stuck, "block %s", test_pipe_path(pipe)), 0);
-        test_await_lines(g, 0, "blocked", round + 1);
-        thief_stop(&thief);
-        assert_int_equal(test_submit(g, &brief, "echo late"), 0);
-        assert_int_equal(test_await(g, 3 * round)->status, COX_TIMEOUT);
-        uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rewakes;
-        assert_true(thief_steal(&thief) > 0);
-        assert_int_equal(submit_after_rings(g, &again), 0);
-        woken = thief_woken(&thief, before);
-        assert_int_equal(test_await(g, 3 * round + 1)->status, 0);
-        test_pipe_release(pipe, 1);
-        assert_int_equal(test_await(g, 3 * round + 2)->status, 0);
-    }
-    assert_true(woken);
-    thief_deinit(&thief);
+    test_expect_echo(g, "awake");
+    assert_int_equal(test_submit(g, &stuck, "block %s", test_pipe_path(thief->pipe)), 0);
+    test_await_lines(g, 0, "blocked", n + 1);
+    thief_stop(thief);
+    assert_int_equal(test_submit(g, &brief, "echo late"), 0);
+    assert_int_equal(test_await(g, 3 * n)->status, COX_TIMEOUT);
+    uint64_t before = rewakes_of(thief, COX_CHANNEL_EXECUTE);
+    assert_true(thief_steal(thief) > 0);
+    assert_int_equal(submit_after_rings(g, &again), 0);
+    const bool woken = rewakes_of(thief, COX_CHANNEL_EXECUTE) > before;
+    assert_int_equal(test_await(g, 3 * n + 1)->status, 0);
+    test_pipe_release(thief->pipe, 1);
+    assert_int_equal(test_await(g, 3 * n + 2)->status, 0);
+    return woken;
 }

@@ -9,8 +9,6 @@
 #include <coxswain/handle.h>
 
 #define SHIPPED COX_TEST_SOURCE_DIR "/models/sums"
-#define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
-#define REQUEST(name) COXSWAIN__EXECUTE_REQUEST__REQUEST_##name
 
 typedef Coxswain__ExecuteRequest ExecuteRequest;
 typedef Coxswain__PullKVRequest__PullKVInfo PullInfo;
@@ -422,21 +420,14 @@ static void on_status(void *context, const struct cox_completion *completion)
 const char *kv_link_state(struct kv_group *g, uint32_t rank, const char *cluster)
 {
     static char text[2048];
-    ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     Coxswain__PDLinkStatusRequest body = COXSWAIN__PDLINK_STATUS_REQUEST__INIT;
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_ALL,
-                                               .deadline_ns = kv_patience()};
+    ExecuteRequest request = REQUEST_OF(PD_LINK_STATUS_QUERY, PD_LINK_STATUS_REQUEST, &body);
     struct asked asked = {.rank = rank, .cluster = cluster, .text = text, .size = sizeof text};
-    request.has_execute_type = 1;
-    request.execute_type = TYPE(PD_LINK_STATUS_QUERY);
-    request.request_case = REQUEST(PD_LINK_STATUS_REQUEST);
-    request.pd_link_status_request = &body;
-    while (!asked.settled && cox_now_ns() < options.deadline_ns) {
-        assert_ok(cox_executor_call(test_group_executor(g->group), &request, &options, on_status,
+    const struct cox_submit_options *options =
+        SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = kv_patience());
+    while (!asked.settled)
+        assert_ok(cox_executor_call(test_group_executor(g->group), &request, options, on_status,
                                     &asked, test_err()));
-    }
-    assert_true(asked.settled);
     return text;
 }
 
@@ -516,14 +507,10 @@ static void on_pulled(void *context, const struct cox_completion *completion)
 void kv_pull(struct kv_group *g, const struct kv_pull *pulls, uint32_t count, uint64_t timeout_ms,
              struct kv_replies *ret_replies)
 {
-    ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     Coxswain__PullKVRequest body = COXSWAIN__PULL_KVREQUEST__INIT;
+    ExecuteRequest request = REQUEST_OF(KV_TRANSFER, PULL_KV_REQUEST, &body);
     struct packed packed[KV_PULLS_MAX];
     PullInfo *infos[KV_PULLS_MAX];
-    const struct cox_submit_options options = {
-        .size = sizeof(struct cox_submit_options),
-        .gather = COX_GATHER_ALL,
-        .deadline_ns = cox_deadline_after_ms(timeout_ms ? timeout_ms : TEST_PATIENCE_MS)};
     *ret_replies = (struct kv_replies){0};
     for (uint32_t rank = 0; rank < KV_RANK_COUNT_MAX; rank++)
         for (uint32_t i = 0; i < KV_PULLS_MAX; i++)
@@ -534,12 +521,11 @@ void kv_pull(struct kv_group *g, const struct kv_pull *pulls, uint32_t count, ui
     }
     body.n_pull_kv_infos = count;
     body.pull_kv_infos = infos;
-    request.has_execute_type = 1;
-    request.execute_type = TYPE(KV_TRANSFER);
-    request.request_case = REQUEST(PULL_KV_REQUEST);
-    request.pull_kv_request = &body;
-    ret_replies->status = cox_executor_call(test_group_executor(g->group), &request, &options,
-                                            on_pulled, ret_replies, &ret_replies->err);
+    ret_replies->status = cox_executor_call(
+        test_group_executor(g->group), &request,
+        SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(
+                                                  timeout_ms ? timeout_ms : TEST_PATIENCE_MS)),
+        on_pulled, ret_replies, &ret_replies->err);
 }
 
 int kv_pull_one(struct kv_group *g, const struct kv_pull *pull, int32_t *ret_code,

@@ -50,9 +50,10 @@ TEST(m8_rows_tables_moves_and_types_reach_every_rank)
         chats_init(chats);
         step_init(&s, 0, COX_FORWARD_PREFILL);
         step_row(&s, &chats[0], true);
-        step_pairs(&s, 0, &s.model.blocks_to_swap_in, &s.model.n_blocks_to_swap_in, in, 2);
-        step_pairs(&s, 1, &s.model.blocks_to_swap_out, &s.model.n_blocks_to_swap_out, out, 1);
-        step_pairs(&s, 2, &s.model.blocks_to_copy, &s.model.n_blocks_to_copy, copy, 3);
+        step_pairs(&s, 0, &s.own.model.blocks_to_swap_in, &s.own.model.n_blocks_to_swap_in, in, 2);
+        step_pairs(&s, 1, &s.own.model.blocks_to_swap_out, &s.own.model.n_blocks_to_swap_out, out,
+                   1);
+        step_pairs(&s, 2, &s.own.model.blocks_to_copy, &s.own.model.n_blocks_to_copy, copy, 3);
         assert_int_equal(step_call(g, &s, TEST_PATIENCE_MS, &c), 0);
         uint64_t base = c.sequence;
         assert_int_equal(c.token_count, 1);
@@ -70,12 +71,12 @@ TEST(m8_rows_tables_moves_and_types_reach_every_rank)
         step_row(&s, &chats[1], true);
         uint32_t append_slot[] = {1, 1}, append_table[] = {0, 1}, silent[] = {1};
         int32_t append_block[] = {12, 112};
-        s.delta.n_append_slot = s.delta.n_append_table = s.delta.n_append_block = 2;
-        s.delta.append_slot = append_slot;
-        s.delta.append_table = append_table;
-        s.delta.append_block = append_block;
-        s.delta.n_row_silent = 1;
-        s.delta.row_silent = silent;
+        s.own.delta.n_append_slot = s.own.delta.n_append_table = s.own.delta.n_append_block = 2;
+        s.own.delta.append_slot = append_slot;
+        s.own.delta.append_table = append_table;
+        s.own.delta.append_block = append_block;
+        s.own.delta.n_row_silent = 1;
+        s.own.delta.row_silent = silent;
         assert_int_equal(step_call(g, &s, TEST_PATIENCE_MS, &c), 0);
         base = c.sequence;
         assert_int_equal(c.token_count, 2);
@@ -95,8 +96,8 @@ TEST(m8_rows_tables_moves_and_types_reach_every_rank)
         assert_int_equal(c.token_count, 0);
         step_init(&s, base, COX_FORWARD_DECODE);
         uint32_t finished[] = {8};
-        s.delta.n_finished = 1;
-        s.delta.finished = finished;
+        s.own.delta.n_finished = 1;
+        s.own.delta.finished = finished;
         assert_int_equal(step_call(g, &s, TEST_PATIENCE_MS, &c), 0);
         for (uint32_t rank = 0; rank < n; rank++)
             expect_batch(g, rank, "type=1 tables=2 in= out= copy= finished=8");
