@@ -37,6 +37,31 @@ static int collect(struct test_group *g, struct cox_completion *completions, uin
                                     deadline_ns, ret_count, test_err());
 }
 
+/* The next one. */
+static struct cox_completion collect_one(struct test_group *g)
+{
+    struct cox_completion completion;
+    uint32_t count;
+    assert_ok(collect(g, &completion, 1, test_patience(), &count));
+    assert_int_equal(count, 1);
+    return completion;
+}
+
+static void expect_nothing(struct test_group *g)
+{
+    struct cox_completion completion;
+    uint32_t count;
+    assert_int_equal(collect(g, &completion, 1, 0, &count), COX_TIMEOUT);
+}
+
+/* ranks: a command for "only"; "": all of them. */
+static const char *block_text(const struct test_pipe *pipe, const char *ranks)
+{
+    static char text[256];
+    snprintf(text, sizeof text, "%sblock %s", ranks, test_pipe_path(pipe));
+    return text;
+}
+
 static void expect_text(const struct cox_completion *completion, const char *text)
 {
     assert_int_equal(completion->status, 0);
@@ -51,35 +76,30 @@ static void expect_text(const struct cox_completion *completion, const char *tex
 
 TEST(p4_completions_are_collected_in_order_and_stay_whole)
 {
-    static const uint32_t counts[] = {1, 2, 4, 8};
-    for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
-        OWN_GROUP *g = start(counts[n]);
+    for (uint32_t n = 1; n <= 8; n *= 2) {
+        OWN_GROUP *g = start(n);
         struct cox_completion completions[DEPTH];
         uint32_t count, seen = 0;
         char texts[64][32];
         for (uint32_t sent = 0; seen < 64;) {
-            int r = COX_FULL;
-            while (sent < 64) {
-                snprintf(texts[sent], sizeof texts[sent], "echo number %u", sent);
-                r = submit(g, texts[sent], texts[sent], test_patience(), test_err());
-                if (r)
-                    break;
-                sent++;
-            }
-            assert_true(sent == 64 || r == COX_FULL || r == COX_LATE);
-            assert_int_equal(collect(g, completions, DEPTH, test_patience(), &count), 0);
             /* Their frames are used again while they are looked at. */
-            for (; sent < 64; sent++) {
-                snprintf(texts[sent], sizeof texts[sent], "echo number %u", sent);
-                if (submit(g, texts[sent], texts[sent], test_patience(), test_err()))
-                    break;
+            for (int twice = 0; twice < 2; twice++) {
+                int r = 0;
+                while (sent < 64 && r == 0) {
+                    snprintf(texts[sent], sizeof texts[sent], "echo number %u", sent);
+                    r = submit(g, texts[sent], texts[sent], test_patience(), test_err());
+                    sent += r == 0;
+                }
+                assert_true(r == 0 || r == COX_FULL || r == COX_LATE);
+                if (twice == 0)
+                    assert_ok(collect(g, completions, DEPTH, test_patience(), &count));
             }
             for (uint32_t i = 0; i < count; i++, seen++) {
                 assert_ptr_equal(completions[i].request_context, texts[seen]);
                 expect_text(&completions[i], texts[seen] + strlen("echo "));
             }
         }
-        assert_int_equal(collect(g, completions, DEPTH, 0, &count), COX_TIMEOUT);
+        expect_nothing(g);
     }
 }
 
@@ -93,24 +113,20 @@ TEST(p4_what_is_not_collected_takes_room)
     for (int i = 0; i < DEPTH; i++)
         assert_ok(submit(g, "echo x", NULL, test_patience(), test_err()));
     /* One at a time: the rest stays, and the thread that calls leaves them where they are. */
-    assert_int_equal(collect(g, completions, 1, test_patience(), &count), 0);
-    assert_int_equal(count, 1);
-    collected += count;
+    collect_one(g);
+    collected++;
     test_expect_echo(g, "called between");
     int r = 0;
     while (r == 0)
         r = submit(g, "echo y", NULL, test_patience(), test_err());
     assert_int_equal(r, COX_FULL);
     /* A call gathers, but makes no room: only the host takes the completions. */
-    const struct cox_submit_options brief = {
-        .size = sizeof brief, .gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(50)};
-    struct cox_error why = {0};
-    assert_int_equal(
-        cox_executor_call_opaque(test_group_executor(g), "echo z", 6, &brief, NULL, NULL, &why),
-        COX_TIMEOUT);
-    assert_contains(why.text, "no room in time");
-    if (!strstr(why.text, "frames are in flight")) /* a slow machine did not get that far */
-        assert_contains(why.text, "completions wait to be collected");
+    assert_refused(cox_executor_call_opaque(test_group_executor(g), "echo z", 6,
+                                            SUBMIT_WITH(.deadline_ns = cox_deadline_after_ms(50)),
+                                            NULL, NULL, test_err()),
+                   COX_TIMEOUT, "no room in time");
+    if (!strstr(test_error.text, "frames are in flight")) /* a slow machine did not get that far */
+        assert_contains(test_error.text, "completions wait to be collected");
     while (collect(g, completions, DEPTH, cox_deadline_after_ms(100), &count) == 0) {
         for (uint32_t i = 0; i < count; i++)
             assert_true(completions[i].ranks[1].size == 1);
@@ -118,8 +134,8 @@ TEST(p4_what_is_not_collected_takes_room)
     }
     assert_true(collected >= DEPTH);
     assert_ok(submit(g, "echo z", NULL, test_patience(), test_err()));
-    assert_int_equal(collect(g, completions, DEPTH, test_patience(), &count), 0);
-    expect_text(&completions[0], "z");
+    struct cox_completion last = collect_one(g);
+    expect_text(&last, "z");
 }
 
 /* ---- waits ---- */
@@ -127,37 +143,33 @@ TEST(p4_what_is_not_collected_takes_room)
 TEST(m4_deadlines_errors_and_deaths_are_collected)
 {
     OWN_GROUP *g = start(4);
-    struct cox_executor *executor = test_group_executor(g);
-    struct cox_completion completions[DEPTH];
+    struct cox_completion c;
     uint32_t count;
     uint64_t begin_ns = cox_now_ns();
-    assert_int_equal(collect(g, completions, DEPTH, cox_deadline_after_ms(30), &count),
-                     COX_TIMEOUT);
+    assert_int_equal(collect(g, &c, 1, cox_deadline_after_ms(30), &count), COX_TIMEOUT);
     assert_true(cox_now_ns() - begin_ns >= 30 * COX_NSEC_PER_MSEC);
 
     struct test_pipe *pipe = test_pipe_new();
-    char text[256];
-    snprintf(text, sizeof text, "block %s", test_pipe_path(pipe));
-    assert_ok(submit(g, text, NULL, cox_deadline_after_ms(50), test_err()));
-    assert_int_equal(collect(g, completions, DEPTH, test_patience(), &count), 0);
-    assert_int_equal(completions[0].status, COX_TIMEOUT);
+    assert_ok(submit(g, block_text(pipe, ""), NULL, cox_deadline_after_ms(50), test_err()));
+    c = collect_one(g);
+    assert_int_equal(c.status, COX_TIMEOUT);
     for (uint32_t rank = 0; rank < 4; rank++)
-        assert_int_equal(completions[0].ranks[rank].outcome, COX_OUTCOME_LATE);
-    assert_contains(completions[0].text, "0 of 4 ranks");
+        assert_int_equal(c.ranks[rank].outcome, COX_OUTCOME_LATE);
+    assert_contains(c.text, "0 of 4 ranks");
     test_pipe_release(pipe, 4);
 
     submit_persist(g, "each echo x|fail 7 no|echo x|echo x");
-    assert_int_equal(collect(g, completions, DEPTH, test_patience(), &count), 0);
-    assert_int_equal(completions[0].status, COX_REJECTED);
-    assert_int_equal(completions[0].ranks[1].code, 7);
-    assert_string_equal(completions[0].ranks[1].text, "no");
+    c = collect_one(g);
+    assert_int_equal(c.status, COX_REJECTED);
+    assert_int_equal(c.ranks[1].code, 7);
+    assert_string_equal(c.ranks[1].text, "no");
 
     test_needs_processes();
-    submit_persist(g, text);
-    kill(cox_executor_pid(executor, 2), SIGKILL);
-    assert_int_equal(collect(g, completions, DEPTH, test_patience(), &count), 0);
-    assert_int_equal(completions[0].status, COX_PEER_DEAD);
-    assert_int_equal(completions[0].ranks[2].signal, SIGKILL);
+    submit_persist(g, block_text(pipe, ""));
+    kill(test_pid(g, 2), SIGKILL);
+    c = collect_one(g);
+    assert_int_equal(c.status, COX_PEER_DEAD);
+    assert_int_equal(c.ranks[2].signal, SIGKILL);
     test_pipe_release(pipe, 3);
 }
 
@@ -165,18 +177,12 @@ TEST(m13_a_dead_rank_is_replaced_without_a_collector)
 {
     test_needs_processes();
     OWN_GROUP *g = start(2);
-    struct cox_executor *executor = test_group_executor(g);
-    struct cox_completion completions[DEPTH];
-    uint32_t count;
     struct test_pipe *pipe = test_pipe_new();
-    char text[256];
-    snprintf(text, sizeof text, "each echo x|block %s", test_pipe_path(pipe));
-    assert_ok(submit(g, text, NULL, test_patience(), test_err()));
-    kill(cox_executor_pid(executor, 1), SIGKILL);
+    assert_ok(submit(g, block_text(pipe, "only 1 "), NULL, test_patience(), test_err()));
+    kill(test_pid(g, 1), SIGKILL);
     test_await_death(g, 1);
-    assert_ok(cox_executor_restart(executor, 1, test_patience(), test_err()));
-    assert_int_equal(collect(g, completions, DEPTH, test_patience(), &count), 0);
-    assert_int_equal(completions[0].status, COX_PEER_DEAD);
+    assert_ok(cox_executor_restart(test_group_executor(g), 1, test_patience(), test_err()));
+    assert_int_equal(collect_one(g).status, COX_PEER_DEAD);
     test_expect_echo(g, "replaced");
 }
 
@@ -188,20 +194,15 @@ TEST(m13_a_dead_rank_is_replaced_without_a_collector)
 struct callers {
     struct test_group *group;
     atomic_uint failed;
-    atomic_bool done;
 };
 
 static void *call(void *context)
 {
     struct callers *callers = context;
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_RANK0,
-                                               .deadline_ns = test_patience()};
-    for (int i = 0; i < CALLS; i++) {
-        if (cox_executor_call_opaque(test_group_executor(callers->group), "echo c", 6, &options,
-                                     NULL, NULL, test_err()))
+    for (int i = 0; i < CALLS; i++)
+        if (cox_executor_call_opaque(test_group_executor(callers->group), "echo c", 6,
+                                     SUBMIT_WITH(.deadline_ns = test_patience()), NULL, NULL, NULL))
             atomic_fetch_add(&callers->failed, 1);
-    }
     return NULL;
 }
 
@@ -227,8 +228,8 @@ TEST(p4_calls_and_collections_gather_for_each_other)
     pthread_t threads[CALLER_COUNT + 1];
     uint32_t count, collected = 0;
     for (int i = 0; i < CALLER_COUNT; i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, call, &callers), 0);
-    assert_int_equal(pthread_create(&threads[CALLER_COUNT], NULL, submit_steadily, &callers), 0);
+        threads[i] = test_thread(call, &callers);
+    threads[CALLER_COUNT] = test_thread(submit_steadily, &callers);
     while (collected < CALLS) {
         assert_int_equal(collect(callers.group, completions, DEPTH, test_patience(), &count), 0);
         for (uint32_t i = 0; i < count; i++)
@@ -273,26 +274,20 @@ static void *call_and_stay(void *context)
 TEST(p4_what_a_host_has_collected_keeps_no_frame_from_calls)
 {
     struct held_calls held = {.group = start(2)};
-    struct cox_completion completions[DEPTH];
     pthread_t threads[HELD_COUNT];
-    uint32_t count;
     for (int i = 0; i < HELD_COUNT; i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, call_and_stay, &held), 0);
+        threads[i] = test_thread(call_and_stay, &held);
     /* DEPTH + 2 have memory of their own; those that are behind them stay in their frames. */
     AWAIT(atomic_load(&held.inside) >= DEPTH + 2);
     submit_persist(held.group, "echo s");
-    assert_int_equal(collect(held.group, completions, DEPTH, test_patience(), &count), 0);
+    struct cox_completion c = collect_one(held.group);
     atomic_store(&held.leave, true);
     for (int i = 0; i < HELD_COUNT; i++)
         pthread_join(threads[i], NULL);
     assert_int_equal(atomic_load(&held.failed), 0);
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .deadline_ns = test_patience()};
     for (int i = 0; i < 2 * DEPTH; i++)
-        assert_ok(cox_executor_call_opaque(test_group_executor(held.group), "echo c", 6, &options,
-                                           NULL, NULL, test_err()));
-    assert_int_equal(count, 1);
-    expect_text(&completions[0], "s");
+        test_expect_echo(held.group, "c");
+    expect_text(&c, "s");
     test_group_free(held.group);
 }
 
@@ -320,12 +315,9 @@ TEST(p4_a_stop_ends_the_collection_and_what_is_in_flight)
         OWN_GROUP *g = start(2);
         struct collector collector = {.group = g};
         struct test_pipe *pipe = test_pipe_new();
-        char text[256];
-        pthread_t thread;
-        snprintf(text, sizeof text, "block %s", test_pipe_path(pipe));
-        assert_int_equal(pthread_create(&thread, NULL, collect_until_closed, &collector), 0);
+        pthread_t thread = test_thread(collect_until_closed, &collector);
         for (int i = 0; i < in_flight; i++)
-            assert_ok(submit(g, text, NULL, COX_DEADLINE_NEVER, test_err()));
+            assert_ok(submit(g, block_text(pipe, ""), NULL, COX_DEADLINE_NEVER, test_err()));
         if (in_flight) /* one that ran, so that the others are in flight */
             test_pipe_release(pipe, 2 * (size_t)in_flight - 1);
         cox_executor_stop(test_group_executor(g));
@@ -350,9 +342,8 @@ static void in_visit(void *context, const struct cox_completion *completion)
 
 /* ---- when a late rank is free again ---- */
 
-/* One rank holds the request until the pipe is released; ret_completion is the first completion. */
-static uint64_t submit_late(struct test_group *g, uint32_t bad, const struct test_pipe *pipe,
-                            struct cox_completion *ret_completion)
+/* One rank holds the request until the pipe is released; its first completion is collected. */
+static uint64_t submit_late(struct test_group *g, uint32_t bad, const struct test_pipe *pipe)
 {
     char text[256];
     struct cox_submit_options options = {.size = sizeof options,
@@ -360,21 +351,21 @@ static uint64_t submit_late(struct test_group *g, uint32_t bad, const struct tes
                                          .request_context = g,
                                          .report_late = true};
     uint64_t sequence;
-    uint32_t count;
     snprintf(text, sizeof text, "only %u block %s", bad, test_pipe_path(pipe));
     do /* on a machine that was held up the deadline has passed before */
         options.deadline_ns = cox_deadline_after_ms(20);
     while (cox_executor_submit_opaque(test_group_executor(g), text, strlen(text), &options,
                                       &sequence, test_err()) == COX_TIMEOUT);
-    assert_int_equal(collect(g, ret_completion, 1, test_patience(), &count), 0);
-    assert_int_equal(ret_completion->status, COX_TIMEOUT);
-    assert_int_equal(ret_completion->ranks[bad].outcome, COX_OUTCOME_LATE);
+    const struct cox_completion c = collect_one(g);
+    assert_int_equal(c.status, COX_TIMEOUT);
+    assert_int_equal(c.ranks[bad].outcome, COX_OUTCOME_LATE);
     return sequence;
 }
 
-static void expect_late(const struct cox_completion *completion, uint64_t sequence, uint32_t bad,
-                        enum cox_outcome outcome, struct test_group *g)
+static void expect_late(struct test_group *g, uint64_t sequence, uint32_t bad,
+                        enum cox_outcome outcome)
 {
+    const struct cox_completion c = collect_one(g), *completion = &c;
     assert_int_equal(completion->status, COX_LATE);
     assert_int_equal(completion->sequence, sequence);
     assert_ptr_equal(completion->request_context, g);
@@ -389,24 +380,22 @@ TEST(s4_a_second_completion_reports_that_the_late_rank_is_free)
     for (uint32_t n = 1; n <= 4; n *= 2) {
         OWN_GROUP *g = start(n);
         struct test_pipe *pipe = test_pipe_new();
-        struct cox_completion completion;
+        struct cox_completion c;
         struct cox_channel_stats before, after;
-        uint32_t count;
         /* More often than there are frames. */
         for (int round = 0; round < 2 * DEPTH; round++) {
-            const uint64_t sequence = submit_late(g, n - 1, pipe, &completion);
+            const uint64_t sequence = submit_late(g, n - 1, pipe);
             cox_executor_stats(test_group_executor(g), EXECUTE, &before);
-            assert_int_equal(collect(g, &completion, 1, 0, &count), COX_TIMEOUT);
+            expect_nothing(g);
             test_pipe_release(pipe, 1);
-            assert_int_equal(collect(g, &completion, 1, test_patience(), &count), 0);
-            expect_late(&completion, sequence, n - 1, COX_OUTCOME_OK, g);
+            expect_late(g, sequence, n - 1, COX_OUTCOME_OK);
             /* No rank owes anything now: the next request needs no second attempt. */
             assert_ok(submit(g, "echo next", NULL, test_patience(), test_err()));
-            assert_int_equal(collect(g, &completion, 1, test_patience(), &count), 0);
-            expect_text(&completion, "next");
+            c = collect_one(g);
+            expect_text(&c, "next");
             cox_executor_stats(test_group_executor(g), EXECUTE, &after);
             assert_int_equal(after.completed, before.completed + 1);
-            assert_int_equal(collect(g, &completion, 1, 0, &count), COX_TIMEOUT);
+            expect_nothing(g);
         }
     }
 }
@@ -417,14 +406,13 @@ TEST(s4_a_late_rank_that_dies_or_a_stop_ends_the_wait)
     struct test_pipe *pipe = test_pipe_new();
     struct cox_completion completion;
     uint32_t count;
-    uint64_t sequence = submit_late(g, 1, pipe, &completion);
-    assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
-    assert_int_equal(collect(g, &completion, 1, test_patience(), &count), 0);
-    expect_late(&completion, sequence, 1, COX_OUTCOME_DEAD, g);
+    uint64_t sequence = submit_late(g, 1, pipe);
+    assert_int_equal(kill(test_pid(g, 1), SIGKILL), 0);
+    expect_late(g, sequence, 1, COX_OUTCOME_DEAD);
     test_group_free(g);
 
     g = start(2);
-    submit_late(g, 0, pipe, &completion);
+    submit_late(g, 0, pipe);
     test_pipe_release(pipe, 1);
     cox_executor_stop(test_group_executor(g));
     assert_int_equal(collect(g, &completion, 1, test_patience(), &count), COX_CLOSED);
@@ -446,10 +434,9 @@ TEST(p4_wrong_use_is_refused)
         int status;
         struct test_group *group;
     } visit = {.group = g};
-    assert_ok(cox_executor_call_opaque(
-        executor, "echo x", 6,
-        SUBMIT_WITH(.gather = COX_GATHER_RANK0, .deadline_ns = test_patience()), in_visit, &visit,
-        test_err()));
+    assert_ok(cox_executor_call_opaque(executor, "echo x", 6,
+                                       SUBMIT_WITH(.deadline_ns = test_patience()), in_visit,
+                                       &visit, test_err()));
     assert_int_equal(visit.status, COX_DEADLOCK);
     test_group_free(g);
 

@@ -28,6 +28,15 @@ static void block(struct test_group *g, uint32_t rank, const struct test_pipe *p
 
 /* ---- deaths ---- */
 
+static void expect_lives(struct test_group *g, uint32_t rank, int liveness, uint64_t deaths,
+                         uint64_t restarts)
+{
+    look(g);
+    assert_int_equal(seen.ranks[rank].liveness, liveness);
+    assert_int_equal(seen.ranks[rank].deaths, deaths);
+    assert_int_equal(seen.ranks[rank].restarts, restarts);
+}
+
 GROUP_TEST(p3_status_counts_deaths_and_restarts_and_keeps_the_last_words, 3)
 {
     test_needs_processes();
@@ -44,19 +53,13 @@ GROUP_TEST(p3_status_counts_deaths_and_restarts_and_keeps_the_last_words, 3)
     snprintf(old, sizeof old, "rank 1 (pid %d)", test_pid(g, 1));
     uint64_t before_ns = cox_now_ns();
     test_kill_rank(g, 1);
-    look(g);
-    assert_int_equal(seen.ranks[1].liveness, COX_LIVENESS_DEAD);
-    assert_int_equal(seen.ranks[1].deaths, 1);
-    assert_int_equal(seen.ranks[1].restarts, 0);
+    expect_lives(g, 1, COX_LIVENESS_DEAD, 1, 0);
     assert_string_equal(seen.ranks[1].last_error, seen.ranks[1].death);
     assert_string_equal(seen.ranks[1].last_lines, "blocked");
     test_restart_rank(g, 1);
     test_expect_echo(g, "replaced");
-    look(g);
-    assert_int_equal(seen.ranks[1].liveness, COX_LIVENESS_ALIVE);
+    expect_lives(g, 1, COX_LIVENESS_ALIVE, 1, 1);
     assert_int_equal(seen.ranks[1].incarnation, 2);
-    assert_int_equal(seen.ranks[1].deaths, 1);
-    assert_int_equal(seen.ranks[1].restarts, 1);
     assert_string_equal(seen.ranks[1].death, "");
     assert_contains(seen.ranks[1].last_error, old);
     assert_contains(seen.ranks[1].last_error, "killed by signal 9");
@@ -65,9 +68,7 @@ GROUP_TEST(p3_status_counts_deaths_and_restarts_and_keeps_the_last_words, 3)
     /* The next one has written nothing. */
     test_kill_rank(g, 1);
     test_restart_rank(g, 1);
-    look(g);
-    assert_int_equal(seen.ranks[1].deaths, 2);
-    assert_int_equal(seen.ranks[1].restarts, 2);
+    expect_lives(g, 1, COX_LIVENESS_ALIVE, 2, 2);
     assert_string_equal(seen.ranks[1].last_lines, "");
     assert_null(strstr(seen.ranks[1].last_error, old));
     test_kill_rank(g, 2);
@@ -86,15 +87,11 @@ TEST(p3_status_counts_a_restart_that_fails_as_a_death)
     for (uint32_t k = 0; k < 2; k++) {
         assert_int_equal(cox_executor_restart(test_group_executor(g), 1, test_patience(), NULL),
                          COX_PEER_DEAD);
-        look(g);
-        assert_int_equal(seen.ranks[1].deaths, 2 + k);
-        assert_int_equal(seen.ranks[1].restarts, 0);
+        expect_lives(g, 1, COX_LIVENESS_DEAD, 2 + k, 0);
         assert_int_equal(seen.ranks[1].incarnation, 2 + k);
     }
     test_restart_rank(g, 1);
-    look(g);
-    assert_int_equal(seen.ranks[1].deaths, 3);
-    assert_int_equal(seen.ranks[1].restarts, 1);
+    expect_lives(g, 1, COX_LIVENESS_ALIVE, 3, 1);
     assert_int_equal(seen.ranks[1].incarnation, 4);
 }
 
@@ -115,9 +112,7 @@ TEST(p3_status_keeps_the_last_words_when_no_process_can_be_started)
     assert_int_equal(rmdir(folder), 0);
     assert_int_equal(cox_executor_restart(test_group_executor(g), 1, test_patience(), NULL),
                      COX_EXEC_FAILED);
-    look(g);
-    assert_int_equal(seen.ranks[1].liveness, COX_LIVENESS_DEAD);
-    assert_int_equal(seen.ranks[1].deaths, 1);
+    expect_lives(g, 1, COX_LIVENESS_DEAD, 1, 0);
     assert_string_equal(seen.ranks[1].last_lines, "blocked");
 }
 
@@ -202,8 +197,7 @@ static uint64_t block_in_vain(struct test_group *g, const struct test_pipe *pipe
                          COX_TIMEOUT);
     while (c.rank_count == 0);
     assert_int_equal(c.ranks[1].outcome, COX_OUTCOME_LATE);
-    uint64_t count = 1 + (c.ranks[0].outcome == COX_OUTCOME_LATE);
-    return count;
+    return 1 + (c.ranks[0].outcome == COX_OUTCOME_LATE);
 }
 
 GROUP_TEST(p4_late_replies_are_counted, 2)
@@ -272,10 +266,9 @@ GROUP_TEST_WITH(p3_status_counts_the_bytes_that_were_moved, 4, .memory.refuse_la
 /* Waits long enough to be distinguished from no time. Returns how long. */
 static uint64_t pass_time(void)
 {
-    uint64_t begin_ns = cox_now_ns(), now_ns;
-    while ((now_ns = cox_now_ns()) - begin_ns < INTERVAL_NS)
-        sched_yield();
-    return now_ns - begin_ns;
+    const uint64_t begin_ns = cox_now_ns();
+    AWAIT(cox_now_ns() - begin_ns >= INTERVAL_NS);
+    return cox_now_ns() - begin_ns;
 }
 
 /* As a histogram tells it. */
@@ -337,10 +330,10 @@ static void slow_handler(void *context, const struct cox_completion *completion)
     sem_wait(&slow->go_on);
 }
 
-TEST(p3_a_handler_that_waits_is_seen_in_its_phase)
+GROUP_TEST(p3_a_handler_that_waits_is_seen_in_its_phase, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
-    struct slow slow = {.executor = test_group_executor(g), .counted_inside = 99};
+    static struct slow slow;
+    slow = (struct slow){.executor = executor, .counted_inside = 99};
     sem_init(&slow.entered, 0, 0);
     sem_init(&slow.go_on, 0, 0);
     assert_ok(cox_executor_set_handler(slow.executor, COX_CHANNEL_EXECUTE, slow_handler, &slow));
@@ -361,9 +354,6 @@ TEST(p3_a_handler_that_waits_is_seen_in_its_phase)
     assert_true(phases[COX_PHASE_QUEUE].p99_ns <= most(before_ns));
     assert_true(phases[COX_PHASE_RANKS].p99_ns <= most(before_ns));
     assert_int_equal(phases[COX_PHASE_TOTAL].count, 1);
-    test_group_free(g);
-    sem_destroy(&slow.entered);
-    sem_destroy(&slow.go_on);
 }
 
 GROUP_TEST(p3_a_rank_that_waits_is_seen_in_its_phase, 2)
@@ -376,8 +366,7 @@ GROUP_TEST(p3_a_rank_that_waits_is_seen_in_its_phase, 2)
     assert_int_equal(c->status, 0);
     uint64_t ranks_ns = c->completed_ns - c->published_ns;
     uint64_t queue_ns = c->published_ns - c->submitted_ns;
-    while (look(g)->phases[COX_PHASE_TOTAL].count == 0) /* until its handler has returned */
-        sched_yield();
+    AWAIT(look(g)->phases[COX_PHASE_TOTAL].count != 0); /* until its handler has returned */
     const struct cox_phase_stats *phases = seen.group.channels[COX_CHANNEL_EXECUTE].stats.phases;
     assert_true(phases[COX_PHASE_RANKS].p99_ns >= least(waited_ns));
     assert_in_range(phases[COX_PHASE_RANKS].p50_ns, least(ranks_ns), most(ranks_ns));
@@ -419,8 +408,7 @@ GROUP_TEST(p3_a_call_that_waits_for_room_waits_in_the_queue, 2)
     test_await_lines(g, 1, "blocked", 1);
     struct releaser releaser = {.executor = test_group_executor(g), .pipe = pipe};
     releaser.rewakes = rewakes_of(releaser.executor);
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, releaser_main, &releaser), 0);
+    pthread_t thread = test_thread(releaser_main, &releaser);
     int r = test_call(g, &c, "echo when there is room");
     pthread_join(thread, NULL);
     assert_int_equal(r, 0);

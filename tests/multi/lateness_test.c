@@ -139,28 +139,23 @@ GROUPS_TEST(s4_a_late_rank_blocks_its_channel_only)
      * slow reply. */
     char named[64];
     snprintf(named, sizeof named, "rank %" PRIu32 " still owes the reply to sequence 1", bad);
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    do
-        assert_int_equal(test_submit(g, &test_all, "echo x"), COX_LATE);
-    while (!strstr(test_error_text(g), named) && cox_now_ns() < deadline_ns);
-    assert_contains(test_error_text(g), named);
+    AWAIT((assert_int_equal(test_submit(g, &test_all, "echo x"), COX_LATE),
+           strstr(test_error_text(g), named)));
     if (n > 1) { /* also for ranks that owe nothing */
         const struct test_how others = {.gather = COX_GATHER_ALL, .ranks = 1};
         assert_int_equal(test_submit(g, &others, "echo x"), COX_LATE);
     }
     /* The other channels go on. */
     struct cox_link_status links = {0};
-    assert_ok(cox_executor_link_status(executor, cox_deadline_after_ms(TEST_PATIENCE_MS), &links,
-                                       test_err()));
+    assert_ok(cox_executor_link_status(executor, test_patience(), &links, test_err()));
     cox_link_status_deinit(&links);
     struct cox_recover_result results[8];
-    assert_ok(cox_executor_recover(executor, COX_RECOVER_CLEAR,
-                                   cox_deadline_after_ms(TEST_PATIENCE_MS), results, test_err()));
+    assert_ok(
+        cox_executor_recover(executor, COX_RECOVER_CLEAR, test_patience(), results, test_err()));
     Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
     struct cox_pull_result *pulled = NULL;
     size_t count = 0;
-    assert_ok(cox_executor_pull_kv(executor, &pull, cox_deadline_after_ms(TEST_PATIENCE_MS),
-                                   &pulled, &count, test_err()));
+    assert_ok(cox_executor_pull_kv(executor, &pull, test_patience(), &pulled, &count, test_err()));
     free(pulled);
     assert_int_equal(test_submit(g, &test_all, "echo x"), COX_LATE);
     /* Usable as soon as the rank has replied. */
@@ -292,8 +287,7 @@ TEST(s3_a_frame_without_reply_is_kept_until_read)
         for (uint32_t k = 0; k < depth; k++) {
             char entry[64];
             info.pd_role = (Coxswain__PDRole)(k % 4);
-            assert_ok(cox_executor_link(executor, &link, cox_deadline_after_ms(TEST_PATIENCE_MS),
-                                        test_err()));
+            assert_ok(cox_executor_link(executor, &link, test_patience(), test_err()));
             snprintf(entry, sizeof entry, "role=%" PRIu32 " change=0 link=0 unlink=0;", k % 4);
             strcat(expected, entry);
         }
@@ -301,8 +295,7 @@ TEST(s3_a_frame_without_reply_is_kept_until_read)
                        COX_TIMEOUT, "rank 1 still reads the frame");
         assert_int_equal(kill(pid, SIGCONT), 0);
         struct cox_link_status status; /* behind the links on their channel */
-        assert_ok(cox_executor_link_status(executor, cox_deadline_after_ms(TEST_PATIENCE_MS),
-                                           &status, test_err()));
+        assert_ok(cox_executor_link_status(executor, test_patience(), &status, test_err()));
         cox_link_status_deinit(&status);
         OWN_COMPLETION c = {0};
         assert_int_equal(test_call(g, &c, "tell links"), 0);
