@@ -85,11 +85,6 @@ static size_t fds_of_blocks(pid_t pid)
     return count;
 }
 
-static void nap(void)
-{
-    nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
-}
-
 static const struct cox_channel_stats *stats_of(struct test_group *g, enum cox_channel_id channel)
 {
     static struct cox_channel_stats stats;
@@ -101,30 +96,15 @@ static const struct cox_channel_stats *stats_of(struct test_group *g, enum cox_c
  * is kept. */
 static void expect_nothing_held(struct test_group *g, uint64_t dead)
 {
-    struct cox_executor *executor = test_group_executor(g);
-    const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    const uint32_t rank_count = cox_executor_rank_count(test_group_executor(g));
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        while (stats_of(g, (enum cox_channel_id)c)->large_held_bytes > 0) {
-            assert_true(cox_now_ns() < deadline_ns);
-            nap();
-        }
-    while (held_by(getpid()).large > 0) {
-        assert_true(cox_now_ns() < deadline_ns);
-        nap();
-    }
-    for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++)
-        while (!(dead >> rank & 1) && held_by(cox_executor_pid(executor, rank)).large > 0) {
-            if (cox_now_ns() >= deadline_ns)
-                fail_msg("rank %" PRIu32 " still holds a large block", rank);
-            nap();
-        }
+        AWAIT(stats_of(g, (enum cox_channel_id)c)->large_held_bytes == 0);
+    AWAIT(held_by(getpid()).large == 0);
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        AWAIT(dead >> rank & 1 || held_by(test_pid(g, rank)).large == 0);
     /* One fd for each that is kept, and none for what is gone; the control socket's copies are here
      * as well, and another thread closes them. */
-    while (fds_of_blocks(getpid()) >
-           2 * held_by(getpid()).blocks + 4 * cox_executor_rank_count(executor)) {
-        assert_true(cox_now_ns() < deadline_ns);
-        nap();
-    }
+    AWAIT(fds_of_blocks(getpid()) <= 2 * held_by(getpid()).blocks + 4 * rank_count);
 }
 
 /* ---- requests ---- */
@@ -153,6 +133,14 @@ static void bytes_free(struct bytes *bytes)
 }
 
 #define BYTES _cox_cleanup_(bytes_free) struct bytes
+
+static const struct cox_submit_options *until(uint64_t deadline_ns)
+{
+    static struct cox_submit_options options;
+    options = (struct cox_submit_options){
+        .size = sizeof options, .gather = COX_GATHER_ALL, .deadline_ns = deadline_ns};
+    return &options;
+}
 
 /* Looks at replies in place: they may be gigabytes. */
 struct look {
@@ -215,9 +203,8 @@ static int ask(struct test_group *g, const struct bytes *bytes, uint64_t timeout
     last_error = (struct cox_error){0};
     return cox_executor_call_opaque(
         test_group_executor(g), bytes->at, bytes->size,
-        SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(
-                                                  timeout_ms ? timeout_ms : TEST_PATIENCE_MS)),
-        visit, ret_look, &last_error);
+        until(timeout_ms ? cox_deadline_after_ms(timeout_ms) : test_patience()), visit, ret_look,
+        &last_error);
 }
 
 static int ask_line(struct test_group *g, size_t size, uint64_t timeout_ms, struct look *ret_look,
@@ -291,13 +278,11 @@ static int ask_init(struct test_group *g, size_t blob_size, size_t reply_size,
     request.config = entries;
     *ret_look = (struct look){0};
     last_error = (struct cox_error){0};
-    int r =
-        cox_executor_call(test_group_executor(g), &request,
-                          SUBMIT_WITH(.gather = COX_GATHER_ALL,
-                                      .deadline_ns = cox_deadline_after_ms(
-                                          blob_size + reply_size >= LARGE_SIZE ? LARGE_PATIENCE_MS
-                                                                               : TEST_PATIENCE_MS)),
-                          visit, ret_look, &last_error);
+    const bool large = blob_size + reply_size >= LARGE_SIZE;
+    int r = cox_executor_call(
+        test_group_executor(g), &request,
+        until(cox_deadline_after_ms(large ? LARGE_PATIENCE_MS : TEST_PATIENCE_MS)), visit, ret_look,
+        &last_error);
     free(blob);
     return r;
 }
@@ -321,50 +306,32 @@ static void expect_init(struct test_group *g, uint32_t n, size_t blob_size, size
 
 /* ---- whole, up to a gigabyte ---- */
 
-TEST(m3_requests_around_a_frame_and_far_beyond_reach_every_rank)
+TEST(m3_requests_and_replies_around_a_frame_and_far_beyond_come_whole)
 {
-    FOR_EACH_N(n)
-    {
-        OWN_GROUP *g = small_group(n);
-        static const size_t sizes[] = {ROOM - 1, ROOM,        ROOM + 1, 65536,    65537,
-                                       4 * MIB,  4 * MIB + 1, ROOM + 1, 64 * MIB, 20000};
-        uint64_t count = 0, bytes = 0, all = 0;
-        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-            expect_whole(g, n, sizes[i]);
-            count += sizes[i] > ROOM;
-            bytes += sizes[i] > ROOM ? sizes[i] : 0;
-            all += sizes[i];
-            const struct cox_channel_stats *stats = stats_of(g, COX_CHANNEL_EXECUTE);
-            assert_int_equal(stats->large_requests, count);
-            assert_int_equal(stats->large_request_bytes, bytes);
-            assert_int_equal(stats->request_bytes, all);
-            assert_int_equal(stats->large_replies, 0);
-            expect_nothing_held(g, 0);
+    static const size_t sizes[] = {ROOM - 1, ROOM,        ROOM + 1, 65536,    65537,
+                                   4 * MIB,  4 * MIB + 1, ROOM + 1, 64 * MIB, 20000};
+    for (uint32_t n = 1; n <= 4; n *= 2)
+        for (int replies = 0; replies < 2; replies++) {
+            OWN_GROUP *g = small_group(n);
+            uint64_t count = 0, bytes = 0, all = 0;
+            for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+                const uint64_t size = sizes[i], copies = replies ? n : 1;
+                if (replies)
+                    expect_replies(g, n, size);
+                else
+                    expect_whole(g, n, size);
+                count += size > ROOM ? copies : 0;
+                bytes += size > ROOM ? copies * size : 0;
+                all += copies * size;
+                const struct cox_channel_stats *stats = stats_of(g, COX_CHANNEL_EXECUTE);
+                assert_int_equal(replies ? stats->large_replies : stats->large_requests, count);
+                assert_int_equal(replies ? stats->large_reply_bytes : stats->large_request_bytes,
+                                 bytes);
+                assert_int_equal(replies ? stats->reply_bytes : stats->request_bytes, all);
+                assert_int_equal(replies ? stats->large_requests : stats->large_replies, 0);
+                expect_nothing_held(g, 0);
+            }
         }
-    }
-}
-
-TEST(m3_replies_around_a_slot_and_far_beyond_come_whole)
-{
-    FOR_EACH_N(n)
-    {
-        OWN_GROUP *g = small_group(n);
-        static const size_t sizes[] = {ROOM - 1, ROOM,  ROOM + 1,    65537,
-                                       4 * MIB,  20000, 4 * MIB + 1, 64 * MIB};
-        uint64_t count = 0, bytes = 0, all = 0;
-        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-            expect_replies(g, n, sizes[i]);
-            count += sizes[i] > ROOM ? n : 0;
-            bytes += sizes[i] > ROOM ? n * sizes[i] : 0;
-            all += n * sizes[i];
-            const struct cox_channel_stats *stats = stats_of(g, COX_CHANNEL_EXECUTE);
-            assert_int_equal(stats->large_replies, count);
-            assert_int_equal(stats->large_reply_bytes, bytes);
-            assert_int_equal(stats->reply_bytes, all);
-            assert_int_equal(stats->large_requests, 0);
-            expect_nothing_held(g, 0);
-        }
-    }
 }
 
 TEST(m3_messages_travel_in_blocks_as_well)
@@ -482,11 +449,8 @@ static size_t submit_until_full(struct test_group *g, const struct bytes *bytes)
     size_t count = 0;
     int r = 0;
     while (r == 0 && count < 100) {
-        r = cox_executor_submit_opaque(
-            test_group_executor(g), bytes->at, bytes->size,
-            SUBMIT_WITH(.gather = COX_GATHER_ALL,
-                        .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)),
-            NULL, NULL);
+        r = cox_executor_submit_opaque(test_group_executor(g), bytes->at, bytes->size,
+                                       until(test_patience()), NULL, NULL);
         count += r == 0;
     }
     assert_int_equal(r, COX_FULL);
@@ -633,11 +597,7 @@ TEST(m3_a_late_rank_keeps_the_block_until_it_has_returned_it)
     assert_true(stats_of(g, COX_CHANNEL_EXECUTE)->large_held_bytes >= 8 * MIB);
     test_await_lines(g, 1, "holds", 1);
     /* Also if another thread checks. */
-    assert_int_equal(cox_executor_call_opaque(test_group_executor(g), "sum", 3,
-                                              SUBMIT_WITH(.gather = COX_GATHER_ALL,
-                                                          .deadline_ns = cox_deadline_after_ms(20)),
-                                              NULL, NULL, &last_error),
-                     COX_TIMEOUT);
+    assert_int_equal(ask_line(g, 100, 20, &look, "sum"), COX_TIMEOUT);
     assert_true(stats_of(g, COX_CHANNEL_EXECUTE)->large_held_bytes >= 8 * MIB);
     test_pipe_release(pipe, 1);
     expect_nothing_held(g, 0); /* no requests meanwhile */
@@ -663,13 +623,11 @@ TEST(m3_a_late_reply_in_a_block_is_dropped_and_freed)
 /* Rank 1 of three dies of it; the others are asked again, and a replacement takes its place. */
 static void expect_death(struct test_group *g, size_t size, const char *line)
 {
-    struct cox_executor *executor = test_group_executor(g);
     struct look look;
     assert_int_equal(ask_line(g, size, 0, &look, line), COX_PEER_DEAD);
     assert_int_equal(look.outcomes[1], COX_OUTCOME_DEAD);
     expect_nothing_held(g, 2);
-    if (cox_executor_restart(executor, 1, cox_deadline_after_ms(TEST_PATIENCE_MS), test_err()))
-        fail_msg("%s: %s", line, test_error.text);
+    test_restart_rank(g, 1);
     expect_whole(g, 3, size > ROOM ? size : 8 * MIB);
     expect_replies(g, 3, 5 * MIB);
     expect_nothing_held(g, 0);
@@ -709,9 +667,7 @@ TEST(m3_a_rank_killed_at_any_step_of_a_block_leaves_nothing)
         unsetenv("COXSWAIN_FAULT_INCARNATION");
         test_await_death(g, 1);
         expect_nothing_held(g, 2);
-        if (cox_executor_restart(test_group_executor(g), 1, cox_deadline_after_ms(TEST_PATIENCE_MS),
-                                 test_err()))
-            fail_msg("%s: %s", points[i], test_error.text);
+        test_restart_rank(g, 1);
         expect_whole(g, 3, 8 * MIB);
         expect_replies(g, 3, 8000000);
         expect_nothing_held(g, 0);
@@ -719,19 +675,12 @@ TEST(m3_a_rank_killed_at_any_step_of_a_block_leaves_nothing)
 }
 #endif
 
-/* Skips tests that copy fds between processes where the kernel forbids it. */
-static void needs_pidfd_getfd(void)
-{
-    if (!test_can_take_fds())
-        skip();
-}
-
 /* ---- liars ---- */
 
 TEST(m3_a_forged_reference_is_corrupt_for_that_rank_alone)
 {
     test_needs_processes();
-    needs_pidfd_getfd();
+    test_needs(test_can_take_fds());
     struct cox_executor_options options = small_options(3);
     options.memory.reply_size_max = 16 * MIB;
     OWN_GROUP *g = test_group_start(3, &options);
@@ -776,7 +725,7 @@ TEST(m3_a_forged_reference_is_corrupt_for_that_rank_alone)
 TEST(m3_a_block_opens_where_pidfd_getfd_is_denied)
 {
     test_needs_processes();
-    needs_pidfd_getfd();
+    test_needs(test_can_take_fds());
     static const char *const command[] = {COX_TEST_BIN_DIR "/without", "pidfd_getfd=EPERM",
                                           COX_TEST_BIN_DIR "/large_payload_worker", NULL};
     static const enum cox_socket_use uses[] = {COX_SOCKET_IF_POSSIBLE, COX_SOCKET_NONE};

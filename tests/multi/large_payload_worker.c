@@ -52,15 +52,17 @@ static int reply_text(const struct call *c, const char *text)
     return 0;
 }
 
-static int reply_digest(const struct call *c)
+static int reply_digest(const struct call *c, const char *words)
 {
     char text[32];
+    (void)words;
     snprintf(text, sizeof text, "%016" PRIx64, payload_digest(c->request, c->size));
     return reply_text(c, text);
 }
 
-static int reply_where(const struct call *c)
+static int reply_where(const struct call *c, const char *words)
 {
+    (void)words;
     char line[512], reply[512] = "nowhere";
     FILE *maps = fopen("/proc/self/maps", "re");
     while (maps && fgets(line, sizeof line, maps)) {
@@ -179,6 +181,12 @@ static int reply_limit(const struct call *c, const char *words)
     return reply_text(c, text);
 }
 
+static int reply_death(const struct call *c, const char *words)
+{
+    (void)c, (void)words;
+    return raise(SIGKILL);
+}
+
 /* ---- lies ---- */
 
 static int make_memfd(size_t size, unsigned seals)
@@ -189,100 +197,86 @@ static int make_memfd(size_t size, unsigned seals)
     return fd;
 }
 
-static void forge_handle(struct cox_large_payload_ref *ref,
-                         void (*change)(struct cox_handle_info *info))
+/* What HOW falsifies in the handle. Returns false: nothing. */
+static bool forge_handle(const char *how, struct cox_large_payload_ref *ref)
 {
     struct cox_handle_info info;
     if (cox_handle_parse(&ref->handle, &info, NULL))
         abort();
-    change(&info);
+    if (strcmp(how, "pid") == 0) {
+        info.pid = (uint32_t)getppid();
+        cox_peer_start_time(getppid(), &info.start);
+    } else if (strcmp(how, "start") == 0) {
+        info.start++;
+    } else if (strcmp(how, "offset") == 0) {
+        info.offset = 4096;
+        info.size -= 4096;
+    } else if (strcmp(how, "system") == 0) {
+        info.system ^= 1;
+    } else if (strcmp(how, "fd") == 0) {
+        info.fd = 4000;
+    } else if (strcmp(how, "beyond") == 0) {
+        info.size *= 4;
+        ref->size *= 3;
+    } else {
+        return false;
+    }
     cox_handle_format(&info, &ref->handle);
+    return true;
 }
 
-static void change_pid(struct cox_handle_info *info)
-{
-    info->pid = (uint32_t)getppid();
-    cox_peer_start_time(getppid(), &info->start);
-}
+/* In place of the block: another object, and the size that is said of it; 0: that of the block. */
+static const struct {
+    const char *how, *path; /* NULL: a memfd */
+    int flags;              /* or its seals */
+    size_t size;
+    uint64_t said;
+} objects[] = {
+    {"unsealed", NULL, 0, 1 << 20, 0},
+    {"shrinks", NULL, F_SEAL_GROW, 1 << 20, 0},
+    {"file", "/proc/self/exe", O_RDONLY, 0, 0},
+    {"device", "/dev/zero", O_RDWR, 0, 0},
+    {"large", NULL, F_SEAL_SHRINK | F_SEAL_GROW, 1 << 26, 1 << 26},
+    {"holes", NULL, F_SEAL_SHRINK | F_SEAL_GROW, 1 << 20, 1 << 20}, /* not forged: not written */
+};
 
-static void change_start(struct cox_handle_info *info)
+static bool forge_object(const char *how, struct cox_large_payload_ref *ref)
 {
-    info->start++;
-}
-
-static void change_offset(struct cox_handle_info *info)
-{
-    info->offset = 4096;
-    info->size -= 4096;
-}
-
-static void change_beyond(struct cox_handle_info *info)
-{
-    info->size *= 4;
-}
-
-static void change_system(struct cox_handle_info *info)
-{
-    info->system ^= 1;
-}
-
-static void change_fd(struct cox_handle_info *info)
-{
-    info->fd = 4000;
+    static struct cox_exporter *exporter;
+    for (size_t i = 0; i < sizeof objects / sizeof *objects; i++) {
+        if (strcmp(how, objects[i].how) != 0)
+            continue;
+        int fd = objects[i].path ? open(objects[i].path, objects[i].flags | O_CLOEXEC)
+                                 : make_memfd(objects[i].size, (unsigned)objects[i].flags);
+        if ((!exporter && cox_exporter_new(NULL, &exporter, NULL)) ||
+            cox_exporter_export(exporter, fd, 0, 0, &ref->handle, NULL))
+            abort();
+        ref->size = objects[i].said ? objects[i].said : ref->size;
+        return true;
+    }
+    return false;
 }
 
 /* Falsifies the reference as HOW says. Returns how many bytes of the handle are given. */
 static size_t forge(const char *how, struct cox_large_payload_ref *ref)
 {
-    static struct cox_exporter *exporter;
-    const unsigned seals = F_SEAL_SHRINK | F_SEAL_GROW;
-    int fd = -1;
-    if (!exporter && cox_exporter_new(NULL, &exporter, NULL))
-        abort();
+    if (forge_object(how, ref) || forge_handle(how, ref))
+        return sizeof ref->handle.bytes;
     if (strcmp(how, "garbage") == 0)
         memset(ref->handle.bytes, 0x5a, sizeof ref->handle.bytes);
     else if (strcmp(how, "crc") == 0)
         ref->handle.bytes[63] ^= 1;
-    else if (strcmp(how, "pid") == 0)
-        forge_handle(ref, change_pid);
-    else if (strcmp(how, "start") == 0)
-        forge_handle(ref, change_start);
-    else if (strcmp(how, "offset") == 0)
-        forge_handle(ref, change_offset);
-    else if (strcmp(how, "system") == 0)
-        forge_handle(ref, change_system);
-    else if (strcmp(how, "fd") == 0)
-        forge_handle(ref, change_fd);
     else if (strcmp(how, "size") == 0)
         ref->size = UINT64_C(1) << 40;
     else if (strcmp(how, "all") == 0)
         ref->size = UINT64_MAX;
     else if (strcmp(how, "zero") == 0)
         ref->size = 0;
-    else if (strcmp(how, "beyond") == 0) {
-        forge_handle(ref, change_beyond);
-        ref->size *= 3;
-    } else if (strcmp(how, "short") == 0)
+    else if (strcmp(how, "short") == 0)
         return sizeof ref->handle.bytes - 1;
     else if (strcmp(how, "none") == 0)
         return 0;
-    else if (strcmp(how, "unsealed") == 0)
-        fd = make_memfd(1 << 20, 0);
-    else if (strcmp(how, "shrinks") == 0)
-        fd = make_memfd(1 << 20, F_SEAL_GROW);
-    else if (strcmp(how, "file") == 0)
-        fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
-    else if (strcmp(how, "device") == 0)
-        fd = open("/dev/zero", O_RDWR | O_CLOEXEC);
-    else if (strcmp(how, "large") == 0) {
-        fd = make_memfd(1 << 26, seals);
-        ref->size = 1 << 26;
-    } else if (strcmp(how, "holes") == 0) { /* not forged: never written */
-        fd = make_memfd(1 << 20, seals);
-        ref->size = 1 << 20;
-    } else if (strcmp(how, "nonsense") != 0)
-        abort();
-    if (fd >= 0 && cox_exporter_export(exporter, fd, 0, 0, &ref->handle, NULL))
+    else if (strcmp(how, "nonsense") != 0)
         abort();
     return sizeof ref->handle.bytes;
 }
@@ -323,31 +317,24 @@ static int reply_forged(const struct call *c, const char *words)
 
 /* ---- callbacks ---- */
 
+static const struct {
+    const char *word;
+    int (*reply)(const struct call *c, const char *words);
+} commands[] = {{"sum", reply_digest},    {"where", reply_where}, {"size ", reply_size},
+                {"grow ", reply_grow},    {"again ", reply_grow}, {"hold ", reply_late},
+                {"late ", reply_late},    {"half ", reply_half},  {"limit ", reply_limit},
+                {"forge ", reply_forged}, {"die", reply_death}};
+
 static int obey(const struct call *c, const char *words)
 {
     if (strncmp(words, "only ", 5) == 0) {
         char *next;
         unsigned long rank = strtoul(words + 5, &next, 10);
-        return rank == options.rank ? obey(c, next + 1) : reply_digest(c);
+        return rank == options.rank ? obey(c, next + 1) : reply_digest(c, words);
     }
-    if (strncmp(words, "sum", 3) == 0)
-        return reply_digest(c);
-    if (strncmp(words, "where", 5) == 0)
-        return reply_where(c);
-    if (strncmp(words, "size ", 5) == 0)
-        return reply_size(c, words);
-    if (strncmp(words, "grow ", 5) == 0 || strncmp(words, "again ", 6) == 0)
-        return reply_grow(c, words);
-    if (strncmp(words, "hold ", 5) == 0 || strncmp(words, "late ", 5) == 0)
-        return reply_late(c, words);
-    if (strncmp(words, "half ", 5) == 0)
-        return reply_half(c, words);
-    if (strncmp(words, "limit ", 6) == 0)
-        return reply_limit(c, words);
-    if (strncmp(words, "forge ", 6) == 0)
-        return reply_forged(c, words);
-    if (strncmp(words, "die", 3) == 0)
-        raise(SIGKILL);
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        if (strncmp(words, commands[i].word, strlen(commands[i].word)) == 0)
+            return commands[i].reply(c, words);
     return cox_fail(c->err, COX_INVALID, "no command '%s'", words);
 }
 
