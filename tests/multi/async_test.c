@@ -15,6 +15,9 @@
 #define BLOCK_COUNT_SMALL 24
 #define AWAITED "8"
 
+/* How often ranks are killed and prompts cancelled, 0: never; between so many steps. */
+static uint32_t feed_count, kill_every, cancel_every;
+
 /* ---- a group that replaces its dead ---- */
 
 static struct cox_executor *executor;
@@ -56,6 +59,7 @@ static void group_start_as(uint32_t rank_count, uint32_t depth, const char *cons
                                                   .policy.backoff_max_ms = 10};
     struct cox_recovery *started = NULL;
     struct cox_init_summary summary;
+    kill_every = cancel_every = 0;
     assert_ok(cox_executor_start(&options, &executor, test_err()));
     assert_ok(cox_executor_init(executor, NULL, 0, cox_deadline_after_ms(TEST_PATIENCE_MS),
                                 &summary, test_err()));
@@ -140,8 +144,6 @@ static void on_done(void *context, const struct cox_sequence *sequence)
 
 /* ---- disturbed between two steps, with one in flight where there may be two ---- */
 
-static uint32_t feed_count, kill_every, cancel_every;
-
 static bool on_feed(void *context, bool idle, uint64_t until_ns)
 {
     (void)context, (void)until_ns;
@@ -166,6 +168,22 @@ static int on_recover(void *context, struct cox_error *err)
     return cox_recovery_await(context, COX_DEADLINE_NEVER, err);
 }
 
+static void loop_open(const struct cox_engine_loop_options *options, int request_count)
+{
+    assert_ok(cox_engine_loop_new(executor, options, &engine_loop, test_err()));
+    for (int i = 0; i < request_count; i++) {
+        const struct cox_prompt_request request = {
+            .tokens = requests[i].tokens,
+            .token_count = requests[i].prompt_count,
+            .new_count_max = requests[i].new_max,
+            .stop_tokens = {ASYNC_STOP},
+            .stop_count = 1,
+            .context = &requests[i],
+        };
+        assert_int_equal(cox_engine_loop_add(engine_loop, &request), 0);
+    }
+}
+
 static void run(uint32_t in_flight, uint32_t block_count, int code,
                 struct cox_engine_loop_stats *ret_stats)
 {
@@ -183,21 +201,8 @@ static void run(uint32_t in_flight, uint32_t block_count, int code,
         .recover_context = atomic_load(&recovery),
     };
     feed_count = 0;
-    int r = cox_engine_loop_new(executor, &options, &engine_loop, test_err());
-    assert_ok(r);
-    for (int i = 0; i < REQUEST_COUNT; i++) {
-        const struct cox_prompt_request request = {
-            .tokens = requests[i].tokens,
-            .token_count = requests[i].prompt_count,
-            .new_count_max = requests[i].new_max,
-            .stop_tokens = {ASYNC_STOP},
-            .stop_count = 1,
-            .context = &requests[i],
-        };
-        assert_int_equal(cox_engine_loop_add(engine_loop, &request), 0);
-    }
-    r = cox_engine_loop_run(engine_loop, test_err());
-    assert_refused(r, code, "");
+    loop_open(&options, REQUEST_COUNT);
+    assert_refused(cox_engine_loop_run(engine_loop, test_err()), code, "");
     for (int i = 0; i < REQUEST_COUNT; i++)
         assert_int_equal(requests[i].done_count, 1);
     assert_int_equal(cox_engine_loop_free_blocks(engine_loop), block_count);
@@ -214,7 +219,6 @@ ASYNC_TEST(texts_are_the_same_however_many_steps_are_in_flight)
         for (uint32_t in_flight = 1; in_flight <= 4; in_flight++) {
             struct cox_engine_loop_stats stats;
             requests_make(1);
-            kill_every = cancel_every = 0;
             run(in_flight, BLOCK_COUNT_SMALL, 0, &stats);
             assert_int_equal(stats.retries, 0);
             assert_true(stats.batcher.preemptions > 0);
@@ -247,7 +251,6 @@ ASYNC_TEST(p8_texts_are_the_same_when_ranks_die_and_prompts_are_cancelled)
 ASYNC_TEST(the_next_step_is_published_while_the_ranks_run_one)
 {
     struct cox_engine_loop_stats stats;
-    kill_every = cancel_every = 0;
     for (size_t n = 0; n < 3; n++) {
         char patience[16];
         snprintf(patience, sizeof patience, "%d", TEST_PATIENCE_MS / 2);
@@ -277,21 +280,12 @@ static int run_slow(uint32_t rank_count, const char *slow, struct cox_error *err
                                                     .steps_in_flight = 1,
                                                     .step_ms = 300,
                                                     .done = on_done};
-    struct cox_error why = {0};
     size_count = 0;
     memset(requests, 0, sizeof requests);
     requests[0].prompt_count = 40;
     requests[0].new_max = 5;
-    const struct cox_prompt_request request = {.tokens = requests[0].tokens,
-                                               .token_count = requests[0].prompt_count,
-                                               .new_count_max = requests[0].new_max,
-                                               .stop_tokens = {ASYNC_STOP},
-                                               .stop_count = 1,
-                                               .context = &requests[0]};
     group_start_as(rank_count, 2, command);
-    if (cox_engine_loop_new(executor, &options, &engine_loop, &why))
-        fail_msg("no engine loop: %s", why.text);
-    assert_int_equal(cox_engine_loop_add(engine_loop, &request), 0);
+    loop_open(&options, 1);
     int r = cox_engine_loop_run(engine_loop, err);
     assert_int_equal(requests[0].done_count, 1);
     engine_loop = cox_engine_loop_free(engine_loop);
@@ -301,7 +295,6 @@ static int run_slow(uint32_t rank_count, const char *slow, struct cox_error *err
 
 ASYNC_TEST(p8_a_step_that_is_late_comes_again_with_fewer_tokens)
 {
-    kill_every = cancel_every = 0;
     for (size_t n = 0; n < 3; n++) {
         assert_ok(run_slow(rank_counts[n], "12", test_err()));
         /* The prompt, its half, and then all of it in parts that are in time. */
@@ -314,7 +307,6 @@ ASYNC_TEST(p8_a_step_that_is_late_comes_again_with_fewer_tokens)
 ASYNC_TEST(p8_what_is_late_for_ever_says_what_to_do)
 {
     static const uint32_t expected[] = {40, 20, 10, 5};
-    kill_every = cancel_every = 0;
     assert_int_equal(run_slow(2, "0", test_err()), COX_TIMEOUT);
     assert_int_equal(size_count, 4);
     assert_memory_equal(sizes, expected, sizeof expected);
@@ -328,7 +320,6 @@ ASYNC_TEST(more_steps_than_the_channel_has_frames_are_refused)
     struct cox_engine_loop_options options = {
         .block_count = 8, .block_size = 4, .position_count_max = 32, .steps_in_flight = 3};
     struct cox_engine_loop_stats stats;
-    kill_every = cancel_every = 0;
     group_start(1, 2, NULL);
     assert_refused(cox_engine_loop_new(executor, &options, &engine_loop, test_err()), COX_INVALID,
                    "3 steps in flight: at most 2");

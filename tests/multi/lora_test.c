@@ -59,15 +59,23 @@ static const char *path_of(const char *name)
     return path;
 }
 
-static void adapter_write(const char *name)
+/* Under this name the files of another one. */
+static void adapter_write_as(const char *name, const char *other)
 {
     struct cox_model_config config;
     assert_ok(cox_model_config_load(SHIPPED "/config.json", &config, test_err()));
     assert_true(mkdir(path_of(name), 0700) == 0 || errno == EEXIST);
     for (size_t i = 0; i < ADAPTER_COUNT; i++)
-        if (!strcmp(adapters[i].name, name))
+        if (!strcmp(adapters[i].name, other))
             fixture_write_adapter(path_of(name), &config, &adapters[i].kind);
 }
+
+static void adapter_write(const char *name)
+{
+    adapter_write_as(name, name);
+}
+
+static const char *const rank_folders[RANK_COUNT_MAX] = {"0", "1", "2", "3"};
 
 static int files_create(void **state)
 {
@@ -76,11 +84,8 @@ static int files_create(void **state)
     assert_non_null(mkdtemp(root));
     for (size_t i = 0; i < ADAPTER_COUNT; i++)
         adapter_write(adapters[i].name);
-    for (int rank = 0; rank < RANK_COUNT_MAX; rank++) {
-        char name[8];
-        snprintf(name, sizeof name, "%d", rank);
-        assert_int_equal(mkdir(path_of(name), 0700), 0);
-    }
+    for (int rank = 0; rank < RANK_COUNT_MAX; rank++)
+        assert_int_equal(mkdir(path_of(rank_folders[rank]), 0700), 0);
     return 0;
 }
 
@@ -89,11 +94,8 @@ static int files_remove(void **state)
     (void)state;
     for (size_t i = 0; i < ADAPTER_COUNT; i++)
         fixture_directory_remove(path_of(adapters[i].name));
-    for (int rank = 0; rank < RANK_COUNT_MAX; rank++) {
-        char name[8];
-        snprintf(name, sizeof name, "%d", rank);
-        fixture_directory_remove(path_of(name));
-    }
+    for (int rank = 0; rank < RANK_COUNT_MAX; rank++)
+        fixture_directory_remove(path_of(rank_folders[rank]));
     return rmdir(root);
 }
 
@@ -121,7 +123,6 @@ static int operate_until(struct test_group *group, int operation, const char *na
     lora.lora_path = (char *)(uintptr_t)path;
     lora.has_lora_op_type = 1;
     lora.lora_op_type = (Coxswain__LoraOperationType)operation;
-    *err = (struct cox_error){0};
     return cox_executor_lora_results(test_group_executor(group), &lora, deadline_ns, results, err);
 }
 
@@ -206,7 +207,6 @@ static int step(struct test_group *group, uint64_t *base, int finished, struct s
                                              .blocks = blocks[i],
                                              .block_count = BLOCK_COUNT});
     }
-    *err = (struct cox_error){0};
     int r = test_step_call(group, &s, test_patience(), &c, err);
     if (r)
         return r;
@@ -218,6 +218,11 @@ static int step(struct test_group *group, uint64_t *base, int finished, struct s
         streams[i]->logprobs[streams[i]->count++] = c.logprobs[i];
     }
     return 0;
+}
+
+static void rank_kill(struct test_group *group, uint32_t rank)
+{
+    assert_int_equal(kill(test_pid(group, rank), SIGKILL), 0);
 }
 
 static void steps(struct test_group *group, uint64_t *base, struct stream **streams, uint32_t count,
@@ -286,11 +291,8 @@ TEST(m13_the_7_statuses_come_from_every_rank)
 
 TEST(m13_a_load_before_init_is_an_error)
 {
-    static char line[5000];
-    static const char *command[] = {line, "worker", NULL};
     struct cox_lora_result results[2];
-    snprintf(line, sizeof line, "%s", test_program);
-    OWN_GROUP *g = test_group_start(2, START_WITH(.workers.command = command));
+    OWN_GROUP *g = test_group_start(2, START_WITH(.workers.command = test_own_command));
     assert_refused(operate_until(g, LOAD, "a", path_of("a"), test_patience(), results, test_err()),
                    COX_REJECTED, "no model is loaded yet");
 }
@@ -355,7 +357,6 @@ TEST(m13_a_step_with_an_unknown_adapter_is_refused_and_no_harm)
 /* ---- unload waits ---- */
 
 struct unloading {
-    pthread_t thread;
     struct test_group *group;
     struct cox_lora_result results[RANK_COUNT_MAX];
     struct cox_error err;
@@ -388,7 +389,7 @@ TEST(m13_unload_waits_until_no_sequence_has_the_adapter)
         operate_until(g, UNLOAD, "a", NULL, cox_deadline_after_ms(2000), results, test_err()),
         COX_REJECTED, "still in use by 1 sequence");
     steps(g, &base, streams, 2, 1);
-    assert_int_equal(pthread_create(&unloading.thread, NULL, unload_main, &unloading), 0);
+    pthread_t thread = test_thread(unload_main, &unloading);
     /* A new one is refused as soon as the ranks have begun. */
     int r;
     uint64_t deadline_ns = test_patience();
@@ -415,7 +416,7 @@ TEST(m13_unload_waits_until_no_sequence_has_the_adapter)
     plain.id = 1000;
     plain.slot = 3;
     assert_ok(step(g, &base, 0, streams + 1, 1, test_err()));
-    pthread_join(unloading.thread, NULL);
+    pthread_join(thread, NULL);
     if (unloading.result)
         fail_msg("%s", unloading.err.text);
     other.known = false;
@@ -427,7 +428,6 @@ TEST(m13_unload_waits_until_no_sequence_has_the_adapter)
 /* ---- loads beside steps ---- */
 
 struct loading {
-    pthread_t thread;
     struct test_group *group;
     struct cox_error err;
     _Atomic bool over;
@@ -440,13 +440,10 @@ static void *loading_main(void *context)
     struct cox_lora_result results[RANK_COUNT_MAX];
     char path[128];
     snprintf(path, sizeof path, "%s/b", root);
-    for (int i = 0; loading->result == 0 && i < 40; i++) {
+    for (int i = 0; loading->result == 0 && i < 80; i++)
         loading->result =
-            operate_until(loading->group, LOAD, "b", path, test_patience(), results, &loading->err);
-        if (loading->result == 0)
-            loading->result = operate_until(loading->group, UNLOAD, "b", NULL, test_patience(),
-                                            results, &loading->err);
-    }
+            operate_until(loading->group, i % 2 ? UNLOAD : LOAD, "b", i % 2 ? NULL : path,
+                          test_patience(), results, &loading->err);
     atomic_store(&loading->over, true);
     return NULL;
 }
@@ -459,18 +456,17 @@ TEST(m13_adapters_come_and_go_while_steps_run)
     alone("a");
     alone(NULL);
     load(g, "a");
-    assert_int_equal(pthread_create(&loading.thread, NULL, loading_main, &loading), 0);
+    pthread_t thread = test_thread(loading_main, &loading);
     while (!atomic_load(&loading.over)) {
         struct stream own[] = {stream_of(0, "a"), stream_of(1, NULL)};
         struct stream *streams[] = {&own[0], &own[1]};
         base = 0;
-        for (uint32_t i = 0; i < STEP_COUNT; i++)
-            assert_ok(step(g, &base, -1, streams, 2, test_err()));
+        steps(g, &base, streams, 2, STEP_COUNT);
         expect_alone(&own[0]);
         expect_alone(&own[1]);
         rounds++;
     }
-    pthread_join(loading.thread, NULL);
+    pthread_join(thread, NULL);
     if (loading.result)
         fail_msg("%s", loading.err.text);
     assert_true(rounds > 0);
@@ -501,23 +497,29 @@ static struct cox_lora *lora_of(struct test_group *group)
     static void name##_in(__attribute__((unused)) struct test_group *g, struct cox_lora *lora,     \
                           struct cox_lora_result *results)
 
-static void expect_list(struct cox_lora *lora, const char *expected)
+/* "NAME STATE USES, ..." */
+static const char *list_of(struct cox_lora *lora)
 {
+    static char text[256];
     struct cox_lora_info *infos;
     size_t count;
-    char text[256] = "";
+    text[0] = '\0';
     assert_int_equal(cox_lora_list(lora, &infos, &count), 0);
     for (size_t i = 0; i < count; i++)
         snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s %s %" PRIu64, i ? ", " : "",
                  infos[i].name, infos[i].state, infos[i].uses);
     free(infos);
-    assert_string_equal(text, expected);
+    return text;
+}
+
+static void expect_list(struct cox_lora *lora, const char *expected)
+{
+    assert_string_equal(list_of(lora), expected);
 }
 
 static int lora_load(struct cox_lora *lora, const char *name, const char *path,
                      struct cox_lora_result *results, struct cox_error *err)
 {
-    *err = (struct cox_error){0};
     return cox_lora_load(lora, name, path, test_patience(), results, err);
 }
 
@@ -547,11 +549,19 @@ TEST(m13_what_one_rank_refuses_no_rank_keeps)
     }
 }
 
+/* An unload of a, or a load of c, that has little time. */
+static int order_soon(struct cox_lora *lora, bool unloads, struct cox_lora_result *results)
+{
+    const uint64_t soon = cox_deadline_after_ms(50);
+    return unloads ? cox_lora_unload(lora, "a", soon, results, test_err())
+                   : cox_lora_load(lora, "c", path_of("c"), soon, results, test_err());
+}
+
 /* A rank owes the reply to something else: an order finds no room until its deadline. */
 LORA_TEST(m13_an_order_that_reached_no_rank_changes_nothing)
 {
     test_needs_processes();
-    const pid_t pid = cox_executor_pid(test_group_executor(g), 1);
+    const pid_t pid = test_pid(g, 1);
     assert_ok(lora_load(lora, "a", path_of("a"), results, test_err()));
     test_stop_process(pid);
     assert_int_equal(
@@ -559,10 +569,7 @@ LORA_TEST(m13_an_order_that_reached_no_rank_changes_nothing)
         COX_TIMEOUT);
     assert_true(results[1].asked); /* in time, also on a busy machine */
     for (int unloads = 0; unloads < 2; unloads++) {
-        const uint64_t soon = cox_deadline_after_ms(50);
-        int r = unloads ? cox_lora_unload(lora, "a", soon, results, test_err())
-                        : cox_lora_load(lora, "b", path_of("b"), soon, results, test_err());
-        assert_int_not_equal(r, 0);
+        assert_int_not_equal(order_soon(lora, unloads, results), 0);
         assert_int_equal(results[0].status, -1);
         assert_false(results[0].asked || results[1].asked);
         expect_list(lora, "a loaded 0");
@@ -582,7 +589,6 @@ static void *give_main(void *context)
 
 LORA_TEST(m13_an_adapter_that_prompts_use_stays)
 {
-    pthread_t thread;
     assert_int_equal(cox_lora_take(lora, "a", test_err()), COX_INVALID);
     assert_ok(lora_load(lora, "a", path_of("a"), results, test_err()));
     assert_ok(cox_lora_take(lora, "a", test_err()));
@@ -591,7 +597,7 @@ LORA_TEST(m13_an_adapter_that_prompts_use_stays)
                    COX_BUSY, "still in use by 1 prompt");
     assert_int_equal(results[0].status, -1);
     expect_list(lora, "a loaded 1");
-    assert_int_equal(pthread_create(&thread, NULL, give_main, lora), 0);
+    pthread_t thread = test_thread(give_main, lora);
     assert_ok(cox_lora_unload(lora, "a", test_patience(), results, test_err()));
     pthread_join(thread, NULL);
     expect_list(lora, "");
@@ -624,7 +630,7 @@ LORA_TEST(m13_p8_a_replaced_rank_gets_the_adapters_again)
         struct stream *streams[] = {&own[0], &own[1]};
         uint64_t base = 0;
         steps(g, &base, streams, 2, 3);
-        assert_int_equal(kill(cox_executor_pid(test_group_executor(g), victim), SIGKILL), 0);
+        rank_kill(g, victim);
         rank_replace(g, victim);
         base = 0;
         /* The rank that has none says so, or the other one first that it was left alone. */
@@ -638,24 +644,16 @@ LORA_TEST(m13_p8_a_replaced_rank_gets_the_adapters_again)
     }
 }
 
-struct dying {
-    struct test_group *group;
-    uint32_t rank;
-};
-
-/* Once rank 0 has been asked. */
+/* Kills rank 1 once rank 0 has been asked. */
 static void *dying_main(void *context)
 {
-    const struct dying *dying = context;
-    struct cox_executor *executor = test_group_executor(dying->group);
+    struct cox_executor *executor = test_group_executor(context);
     struct cox_executor_status status;
     struct cox_rank_status ranks[COX_RANK_COUNT_MAX];
-    do {
-        sched_yield();
-        cox_executor_read_status(executor, &status, ranks);
-    } while (ranks[0].channels[COX_CHANNEL_LINK].sequence < 2 ||
-             ranks[0].channels[COX_CHANNEL_LINK].state != 0);
-    kill(cox_executor_pid(executor, dying->rank), SIGKILL);
+    AWAIT((cox_executor_read_status(executor, &status, ranks),
+           ranks[0].channels[COX_CHANNEL_LINK].sequence >= 2 &&
+               ranks[0].channels[COX_CHANNEL_LINK].state == 0));
+    kill(cox_executor_pid(executor, 1), SIGKILL);
     return NULL;
 }
 
@@ -670,7 +668,7 @@ TEST(m13_p8_a_name_in_use_has_the_same_files_on_every_rank)
         struct stream stream = stream_of(0, "a"), *streams[] = {&stream};
         uint64_t base = 0;
         assert_ok(lora_load(lora, "a", path_of("a"), results, test_err()));
-        assert_int_equal(kill(cox_executor_pid(test_group_executor(g), n - 1), SIGKILL), 0);
+        rank_kill(g, n - 1);
         rank_replace(g, n - 1);
         assert_refused(lora_load(lora, "a", path_of("b"), results, test_err()), COX_REJECTED,
                        "DUPLICATED_LORA_ID");
@@ -687,24 +685,19 @@ LORA_TEST(m13_p8_an_order_behind_one_that_cannot_be_settled_is_not_begun)
 {
     test_needs_processes();
     assert_ok(lora_load(lora, "a", path_of("a"), results, test_err()));
-    test_stop_process(cox_executor_pid(test_group_executor(g), 1));
+    test_stop_process(test_pid(g, 1));
     /* Dead before it has read anything, and after the other one has. */
-    struct dying dying = {g, 1};
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, dying_main, &dying), 0);
+    pthread_t thread = test_thread(dying_main, g);
     assert_int_equal(lora_load(lora, "b", path_of("b"), results, test_err()), COX_PEER_DEAD);
     pthread_join(thread, NULL);
     expect_list(lora, "a loaded 0, b unsettled 0");
     rank_replace(g, 1);
-    test_stop_process(cox_executor_pid(test_group_executor(g), 1));
+    test_stop_process(test_pid(g, 1));
     for (int unloads = 0; unloads < 2; unloads++) {
-        const uint64_t soon = cox_deadline_after_ms(50);
-        int r = unloads ? cox_lora_unload(lora, "a", soon, results, test_err())
-                        : cox_lora_load(lora, "c", path_of("c"), soon, results, test_err());
-        assert_refused(r, COX_TIMEOUT, "'b'");
+        assert_refused(order_soon(lora, unloads, results), COX_TIMEOUT, "'b'");
         expect_list(lora, "a loaded 0, b unsettled 0");
     }
-    assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGCONT), 0);
+    assert_int_equal(kill(test_pid(g, 1), SIGCONT), 0);
     lora_replay(lora);
     expect_list(lora, "a loaded 0");
 }
@@ -724,42 +717,25 @@ static void *waiting_unload_main(void *context)
     return NULL;
 }
 
-static void await_state(struct cox_lora *lora, const char *state)
-{
-    bool is = false;
-    while (!is) {
-        struct cox_lora_info *infos;
-        size_t count;
-        assert_int_equal(cox_lora_list(lora, &infos, &count), 0);
-        is = count == 1 && !strcmp(infos[0].state, state);
-        free(infos);
-        sched_yield();
-    }
-}
-
 /* The prompt ends when the group is recovered, the recovery replays, and the unload waits for the
  * prompt. */
-TEST(m13_p8_an_unload_that_waits_for_prompts_lets_the_recovery_pass)
+LORA_TEST(m13_p8_an_unload_that_waits_for_prompts_lets_the_recovery_pass)
 {
-    OWN_GROUP *g = group_start(2);
-    struct waiting_unload unloading = {.lora = lora_of(g)};
-    struct cox_lora_result results[RANK_COUNT_MAX];
-    pthread_t thread;
-    assert_ok(lora_load(unloading.lora, "a", path_of("a"), results, test_err()));
-    assert_ok(cox_lora_take(unloading.lora, "a", test_err()));
-    assert_int_equal(pthread_create(&thread, NULL, waiting_unload_main, &unloading), 0);
-    await_state(unloading.lora, "unloading");
-    assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
+    struct waiting_unload unloading = {.lora = lora};
+    assert_ok(lora_load(lora, "a", path_of("a"), results, test_err()));
+    assert_ok(cox_lora_take(lora, "a", test_err()));
+    pthread_t thread = test_thread(waiting_unload_main, &unloading);
+    AWAIT(strstr(list_of(lora), "a unloading"));
+    rank_kill(g, 1);
     rank_replace(g, 1);
-    lora_replay(unloading.lora);
+    lora_replay(lora);
     pthread_join(thread, NULL);
     assert_int_equal(unloading.result, COX_BUSY);
     assert_contains(unloading.err.text, "by 1 prompt, and ranks were replaced meanwhile");
-    expect_list(unloading.lora, "a loaded 1");
-    cox_lora_give(unloading.lora, "a");
-    assert_ok(cox_lora_unload(unloading.lora, "a", test_patience(), results, test_err()));
-    expect_list(unloading.lora, "");
-    cox_lora_free(unloading.lora);
+    expect_list(lora, "a loaded 1");
+    cox_lora_give(lora, "a");
+    assert_ok(cox_lora_unload(lora, "a", test_patience(), results, test_err()));
+    expect_list(lora, "");
 }
 
 LORA_TEST(m13_p8_files_that_are_gone_cost_the_group_nothing_that_is_not_used)
@@ -770,7 +746,7 @@ LORA_TEST(m13_p8_files_that_are_gone_cost_the_group_nothing_that_is_not_used)
             assert_ok(cox_lora_take(lora, "c", test_err()));
         fixture_directory_remove(path_of("c"));
         const uint32_t victim = used ? 1 : 0;
-        assert_int_equal(kill(cox_executor_pid(test_group_executor(g), victim), SIGKILL), 0);
+        rank_kill(g, victim);
         rank_replace(g, victim);
         if (used) {
             assert_refused(cox_lora_replay(lora, test_patience(), test_err()), COX_REJECTED,
@@ -784,15 +760,6 @@ LORA_TEST(m13_p8_files_that_are_gone_cost_the_group_nothing_that_is_not_used)
     }
 }
 
-static void adapter_rewrite(const char *name, const char *other)
-{
-    struct cox_model_config config;
-    assert_ok(cox_model_config_load(SHIPPED "/config.json", &config, test_err()));
-    for (size_t i = 0; i < ADAPTER_COUNT; i++)
-        if (!strcmp(adapters[i].name, other))
-            fixture_write_adapter(path_of(name), &config, &adapters[i].kind);
-}
-
 /* Under the same name: what other ranks compute with is nowhere any more. */
 LORA_TEST(m13_p8_files_that_were_changed_are_not_loaded_again)
 {
@@ -800,9 +767,9 @@ LORA_TEST(m13_p8_files_that_were_changed_are_not_loaded_again)
         assert_ok(lora_load(lora, "c", path_of("c"), results, test_err()));
         if (used)
             assert_ok(cox_lora_take(lora, "c", test_err()));
-        adapter_rewrite("c", "b");
+        adapter_write_as("c", "b");
         const uint32_t victim = used ? 1 : 0;
-        assert_int_equal(kill(cox_executor_pid(test_group_executor(g), victim), SIGKILL), 0);
+        rank_kill(g, victim);
         rank_replace(g, victim);
         if (used) {
             /* However often it is tried. */
