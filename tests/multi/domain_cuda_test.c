@@ -107,6 +107,16 @@ static struct cox_domain_memory *attached(int fd, bool writable)
     return memory;
 }
 
+/* Of the stand-in: call number `call`, of this name (NULL: any), fails so; 0: none does. */
+static void fake_fail(const char *name, int call, int result)
+{
+    fake->calls = 0;
+    fake->failed = NULL;
+    fake->fail_name = name;
+    fake->fail_call = call;
+    fake->fail_result = result;
+}
+
 static void destroy(struct cox_domain_memory *memory)
 {
     memory->functions->destroy(memory);
@@ -262,18 +272,16 @@ DOMAIN_TEST(h28_what_is_no_device_memory_is_refused)
     struct cox_domain_memory *memory = NULL;
     int fd = memfd_create("no device memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     assert_int_equal(ftruncate(fd, SIZE), 0);
-    assert_int_equal(attach(cuda_id, fd, SIZE, true, &memory, test_err()), COX_CORRUPT);
-    assert_true(strstr(test_error.text, "importing"));
+    assert_refused(attach(cuda_id, fd, SIZE, true, &memory, test_err()), COX_CORRUPT, "importing");
     close(fd);
     assert_int_equal(attach(cuda_id, -1, SIZE, true, &memory, NULL), -EBADF);
     assert_int_equal(create(cuda_id, 0, &memory, NULL), COX_INVALID);
     assert_int_equal(create(cuda_id, UINT64_MAX, &memory, NULL), COX_NO_SPACE);
-    assert_int_equal(create(cuda_id, UINT64_C(1) << 50, &memory, test_err()), COX_NO_SPACE);
-    assert_true(strstr(test_error.text, "1125899906842624 bytes of memory are needed"));
+    assert_refused(create(cuda_id, UINT64_C(1) << 50, &memory, test_err()), COX_NO_SPACE,
+                   "1125899906842624 bytes of memory are needed");
     struct cox_domain_memory *small = created(cuda_id, 1);
-    assert_int_equal(attach(cuda_id, small->fd, UINT64_C(64) << 20, true, &memory, test_err()),
-                     COX_CORRUPT);
-    assert_true(strstr(test_error.text, "smaller"));
+    assert_refused(attach(cuda_id, small->fd, UINT64_C(64) << 20, true, &memory, test_err()),
+                   COX_CORRUPT, "smaller");
     assert_null(memory);
     destroy(small);
 }
@@ -309,8 +317,7 @@ DOMAIN_TEST(h28_a_child_of_fork_gets_an_error_and_unmaps)
 
 DOMAIN_TEST(h27_cuda_is_added_once)
 {
-    assert_int_equal(cox_domains_add_cuda_library(domains, library, test_err()), COX_BUSY);
-    assert_true(strstr(test_error.text, "'CUDA'"));
+    assert_refused(cox_domains_add_cuda_library(domains, library, test_err()), COX_BUSY, "'CUDA'");
     if (!fake)
         return;
     struct cox_domains *other;
@@ -498,6 +505,8 @@ static void take_on_the_device(const char *order, bool from_host)
     struct cox_message message;
     int ready[2], go[2];
     char byte = 0;
+    test_pipe(ready);
+    test_pipe(go);
     if (from_host)
         assert_int_equal(cox_pool_create(&host_options, &of_publisher, NULL), 0);
     else
@@ -513,10 +522,8 @@ static void take_on_the_device(const char *order, bool from_host)
                                                   .domains = domains,
                                                   .exporter = exporter};
     assert_int_equal(cox_subscriber_new(queue, &taking, &subscriber, NULL), 0);
-    assert_int_equal(pipe2(ready, O_CLOEXEC), 0);
-    assert_int_equal(pipe2(go, O_CLOEXEC), 0);
     pid_t pid = program_start(cox_queue_fd(queue), ready[1], go[0], order);
-    close(ready[1]);
+    test_close(ready[1]);
     assert_int_equal(read(ready[0], &byte, 1), 1);
     publish_pattern(publisher, of_publisher);
     assert_int_equal(cox_subscriber_take(subscriber, &message, NULL), 0);
@@ -533,9 +540,6 @@ static void take_on_the_device(const char *order, bool from_host)
     cox_queue_sweep(queue);
     assert_int_equal(used_blocks(device), 0);
     assert_int_equal(used_blocks(of_publisher), 0);
-    close(ready[0]);
-    close(go[0]);
-    close(go[1]);
     cox_subscriber_free(subscriber);
     cox_publisher_free(publisher);
     cox_queue_free(queue);
@@ -568,8 +572,8 @@ DOMAIN_TEST(h18_h28_a_device_that_is_full_makes_no_pool)
                                        .block_size = UINT64_C(1) << 40,
                                        .block_count = 1000};
     struct cox_pool *none = NULL;
-    assert_int_equal(cox_pool_create(&options, &none, test_err()), COX_NO_SPACE);
-    assert_true(strstr(test_error.text, "bytes of memory are needed"));
+    assert_refused(cox_pool_create(&options, &none, test_err()), COX_NO_SPACE,
+                   "bytes of memory are needed");
     options.domain.device = 31;
     assert_int_equal(cox_pool_create(&options, &none, NULL), COX_INVALID);
     assert_null(none);
@@ -609,11 +613,9 @@ static int job_add(struct cox_domain_memory *memory, struct cox_error *err)
     return r;
 }
 
-static int job_create(struct cox_domain_memory *memory, struct cox_error *err)
+/* What was made is destroyed, if that was the result. */
+static int job_end(int r, struct cox_domain_memory *made)
 {
-    struct cox_domain_memory *made = NULL;
-    int r = create(other_id, SIZE, &made, err);
-    (void)memory;
     assert_true((r == 0) == (made != NULL));
     fake->fail_call = 0;
     if (made)
@@ -621,15 +623,19 @@ static int job_create(struct cox_domain_memory *memory, struct cox_error *err)
     return r;
 }
 
+static int job_create(struct cox_domain_memory *memory, struct cox_error *err)
+{
+    struct cox_domain_memory *made = NULL;
+    (void)memory;
+    int r = create(other_id, SIZE, &made, err);
+    return job_end(r, made);
+}
+
 static int job_attach(struct cox_domain_memory *memory, struct cox_error *err)
 {
     struct cox_domain_memory *made = NULL;
     int r = attach(cuda_id, memory->fd, SIZE, true, &made, err);
-    assert_true((r == 0) == (made != NULL));
-    fake->fail_call = 0;
-    if (made)
-        destroy(made);
-    return r;
+    return job_end(r, made);
 }
 
 static int job_copy_to(struct cox_domain_memory *memory, struct cox_error *err)
@@ -677,10 +683,7 @@ DOMAIN_TEST(b15_h28_stand_in_whatever_fails_in_the_driver_is_reported_and_undone
     for (size_t j = 0; j < sizeof jobs / sizeof jobs[0]; j++) {
         int k = 0;
         do {
-            fake->calls = 0;
-            fake->failed = NULL;
-            fake->fail_call = ++k;
-            fake->fail_result = 999;
+            fake_fail(NULL, ++k, 999);
             int r = jobs[j].run(memory, test_err());
             fake->fail_call = 0;
             if (fake->failed && (r == 0 || test_error.code != r || !test_error.text[0]))
@@ -695,9 +698,8 @@ DOMAIN_TEST(b15_h28_stand_in_whatever_fails_in_the_driver_is_reported_and_undone
         } while (fake->failed);
         assert_true(k > 2); /* some call was there to fail */
     }
-    fake->calls = 0;
-    fake->fail_call =
-        1; /* the context, which destroy makes the current one; the rest is undone all the same */
+    /* The context, which destroy makes the current one; the rest is undone all the same. */
+    fake_fail(NULL, 1, 999);
     destroy(memory);
     assert_string_equal(fake->failed, "cuCtxPushCurrent_v2");
 }
@@ -705,53 +707,39 @@ DOMAIN_TEST(b15_h28_stand_in_whatever_fails_in_the_driver_is_reported_and_undone
 static int failing(const char *name, int result, struct cox_error *err)
 {
     struct cox_domain_memory *memory = NULL;
-    fake->calls = 0;
-    fake->fail_name = name;
-    fake->fail_call = 1;
-    fake->fail_result = result;
+    fake_fail(name, 1, result);
     int r = create(cuda_id, SIZE, &memory, err);
-    fake->fail_call = 0;
-    fake->fail_name = NULL;
+    fake_fail(NULL, 0, 0);
     assert_null(memory);
     return r;
 }
 
 DOMAIN_TEST(h28_stand_in_results_become_codes_of_ours)
 {
-    assert_int_equal(failing("cuMemCreate", 2, test_err()), COX_NO_SPACE);
-    assert_true(strstr(test_error.text, "327680 bytes") &&
-                strstr(test_error.text, "out of memory"));
+    assert_refused(failing("cuMemCreate", 2, test_err()), COX_NO_SPACE, "327680 bytes");
+    assert_contains(test_error.text, "out of memory");
     assert_int_equal(failing("cuMemMap", 2, NULL), COX_NO_SPACE);
     assert_int_equal(failing("cuMemExportToShareableHandle", 800, NULL), COX_DENIED);
     assert_int_equal(failing("cuMemCreate", 801, NULL), COX_UNSUPPORTED);
-    assert_int_equal(failing("cuMemCreate", 719, test_err()), -EIO);
-    assert_true(strstr(test_error.text, "719") && strstr(test_error.text, "device 0"));
+    assert_refused(failing("cuMemCreate", 719, test_err()), -EIO, "719");
+    assert_contains(test_error.text, "device 0");
     struct cox_domain_memory *memory = created(cuda_id, SIZE), *reader;
     /* The device can do both: what is not supported is what the other process has sent. */
     static const char *const imports[] = {"cuMemImportFromShareableHandle", "cuMemMap"};
     for (size_t i = 0; i < sizeof imports / sizeof imports[0]; i++) {
-        fake->calls = 0;
-        fake->fail_name = imports[i];
-        fake->fail_call = 1;
-        fake->fail_result = 801;
-        assert_int_equal(attach(cuda_id, memory->fd, SIZE, true, &reader, test_err()), COX_CORRUPT);
-        assert_true(strstr(test_error.text, "801"));
-        fake->fail_call = 0;
+        fake_fail(imports[i], 1, 801);
+        assert_refused(attach(cuda_id, memory->fd, SIZE, true, &reader, test_err()), COX_CORRUPT,
+                       "801");
     }
     /* A device without memory for reading alone. */
-    fake->calls = 0;
-    fake->fail_name = "cuMemSetAccess";
-    fake->fail_call = 1;
-    fake->fail_result = 801;
+    fake_fail("cuMemSetAccess", 1, 801);
     assert_int_equal(attach(cuda_id, memory->fd, SIZE, false, &reader, NULL), 0);
-    fake->fail_call = 0;
+    fake_fail(NULL, 0, 0);
     assert_int_equal(cox_domain_copy_to(reader, 0, pattern, 1, NULL), COX_DENIED);
     destroy(reader);
-    fake->calls = 0;
-    fake->fail_call = 1;
+    fake_fail("cuMemSetAccess", 1, 801);
     assert_int_equal(attach(cuda_id, memory->fd, SIZE, true, &reader, NULL), COX_UNSUPPORTED);
-    fake->fail_call = 0;
-    fake->fail_name = NULL;
+    fake_fail(NULL, 0, 0);
     destroy(memory);
 }
 
@@ -781,13 +769,9 @@ DOMAIN_TEST(h28_stand_in_what_is_missing_is_named)
     fake->fd_handles = 0;
     unsupported(library, "exported as an fd");
     fake->fd_handles = 1;
-    fake->calls = 0;
-    fake->fail_name = "cuInit";
-    fake->fail_call = 1;
-    fake->fail_result = 100;
+    fake_fail("cuInit", 1, 100);
     unsupported(library, "(100)");
-    fake->fail_call = 0;
-    fake->fail_name = NULL;
+    fake_fail(NULL, 0, 0);
 }
 
 int main(int argc, char **argv)

@@ -78,6 +78,16 @@ struct peer {
     int fd;
 };
 
+/* Memory with the pattern in it, after fn has run on it in a child. */
+static struct cox_domain_memory *shared_with(struct cox_domain_id id, void (*fn)(void *argument))
+{
+    struct cox_domain_memory *memory = created(id, SIZE, false);
+    struct peer peer = {id, memory->fd};
+    assert_int_equal(cox_domain_copy_to(memory, 0, pattern, SIZE, NULL), 0);
+    child_run(fn, &peer);
+    return memory;
+}
+
 /* A table of its own; only the fd comes from the parent. */
 static struct cox_domains *own_domains(void)
 {
@@ -109,10 +119,7 @@ static void read_and_write(void *argument)
 DOMAIN_TEST(h19_h28_another_process_attaches_and_each_sees_the_others_bytes)
 {
     for (size_t i = 0; i < ID_COUNT; i++) {
-        struct cox_domain_memory *memory = created(ids[i], SIZE, false);
-        struct peer peer = {ids[i], memory->fd};
-        assert_int_equal(cox_domain_copy_to(memory, 0, pattern, SIZE, NULL), 0);
-        child_run(read_and_write, &peer);
+        struct cox_domain_memory *memory = shared_with(ids[i], read_and_write);
         assert_int_equal(cox_domain_copy_from(memory, 0, seen, SIZE, NULL), 0);
         assert_memory_equal(seen, pattern, 3);
         assert_memory_equal(seen + 3, pattern + 100, 50000);
@@ -134,10 +141,7 @@ static void know_nothing_of_it(void *argument)
 
 DOMAIN_TEST(h27_a_process_that_does_not_know_a_domain_gets_an_error)
 {
-    struct cox_domain_memory *memory = created(ids[2], SIZE, false);
-    struct peer peer = {ids[2], memory->fd};
-    child_run(know_nothing_of_it, &peer);
-    destroy(memory);
+    destroy(shared_with(ids[2], know_nothing_of_it));
 }
 
 static void only_read(void *argument)
@@ -168,13 +172,8 @@ static void only_read(void *argument)
 
 DOMAIN_TEST(h28_a_process_that_attaches_for_reading_writes_nothing)
 {
-    for (size_t i = 0; i < 2; i++) {
-        struct cox_domain_memory *memory = created(ids[i], SIZE, false);
-        struct peer peer = {ids[i], memory->fd};
-        assert_int_equal(cox_domain_copy_to(memory, 0, pattern, SIZE, NULL), 0);
-        child_run(only_read, &peer);
-        destroy(memory);
-    }
+    for (size_t i = 0; i < 2; i++)
+        destroy(shared_with(ids[i], only_read));
 }
 
 static void touch_what_is_for_reading(void *argument)
@@ -278,14 +277,9 @@ static void attach_as_nobody(void *argument)
 
 DOMAIN_TEST(h28_memory_of_another_user_is_refused)
 {
-    if (!test_can_switch_user())
-        skip();
-    for (size_t i = 0; i < 2; i++) {
-        struct cox_domain_memory *memory = created(ids[i], SIZE, false);
-        struct peer peer = {ids[i], memory->fd};
-        child_run(attach_as_nobody, &peer);
-        destroy(memory);
-    }
+    test_needs(test_can_switch_user());
+    for (size_t i = 0; i < 2; i++)
+        destroy(shared_with(ids[i], attach_as_nobody));
 }
 
 /* ---- what another process does ---- */
@@ -300,10 +294,7 @@ static void punch(void *argument)
 DOMAIN_TEST(h28_holes_made_by_another_process_are_zeros_and_no_signal)
 {
     for (size_t i = 0; i < 2; i++) {
-        struct cox_domain_memory *memory = created(ids[i], SIZE, false);
-        struct peer peer = {ids[i], memory->fd};
-        assert_int_equal(cox_domain_copy_to(memory, 0, pattern, SIZE, NULL), 0);
-        child_run(punch, &peer);
+        struct cox_domain_memory *memory = shared_with(ids[i], punch);
         assert_int_equal(cox_domain_copy_from(memory, 0, seen, SIZE, NULL), 0);
         for (size_t k = 0; k < SIZE; k++)
             assert_int_equal(seen[k], 0);

@@ -108,7 +108,10 @@ struct fixture {
     struct cox_launch_plan plan;
     struct cox_launched launched;
     char log[1024];
+    /* what the last worker wrote, to both streams */
+    char text[4096];
 };
+#define FIXTURE _cox_cleanup_(fixture_deinit) struct fixture
 
 static void on_log(void *context, int level, const char *text)
 {
@@ -155,6 +158,14 @@ static void fixture_deinit(struct fixture *f)
     assert_int_equal(before, 0);
 }
 
+/* The server has it on return. */
+static void fixture_signal(struct fixture *f, int number, int options)
+{
+    siginfo_t info;
+    assert_int_equal(kill(f->server, number), 0);
+    assert_int_equal(waitid(P_PID, (id_t)f->server, &info, options), 0);
+}
+
 static void launch(struct fixture *f, const int *fds, uint32_t fd_count)
 {
     const struct cox_launch_incarnation incarnation = {
@@ -162,20 +173,21 @@ static void launch(struct fixture *f, const int *fds, uint32_t fd_count)
     assert_ok(cox_launch(&f->plan, 0, &incarnation, &f->launched, test_err()));
 }
 
-/* What the worker wrote to both streams, and how it ended. A server that is stopped may have the
- * pipes, too, so their end is not awaited. */
-static siginfo_t finish(struct fixture *f, char *text, size_t text_size)
+/* How the worker ended. A server that is stopped may have the pipes, too, so their end is not
+ * awaited. */
+static siginfo_t finish(struct fixture *f)
 {
     int pidfd = atomic_exchange(&f->launched.pidfd, -1);
     assert_int_equal(cox_socket_wait(pidfd, POLLIN, cox_deadline_after_ms(TEST_PATIENCE_MS)), 0);
     size_t size = 0;
     for (int stream = 0; stream < 2; stream++) {
         ssize_t got;
-        while ((got = read(f->launched.stream_fds[stream], text + size, text_size - 1 - size)) > 0)
+        while ((got = read(f->launched.stream_fds[stream], f->text + size,
+                           sizeof f->text - 1 - size)) > 0)
             size += (size_t)got;
         close(f->launched.stream_fds[stream]);
     }
-    text[size] = '\0';
+    f->text[size] = '\0';
     siginfo_t info = {0};
     assert_true(cox_launch_reap(pidfd, true, &info));
     assert_int_equal(info.si_pid, f->launched.pid);
@@ -183,16 +195,22 @@ static siginfo_t finish(struct fixture *f, char *text, size_t text_size)
     return info;
 }
 
+/* One worker, to its end. */
+static siginfo_t run_worker(struct fixture *f)
+{
+    launch(f, NULL, 0);
+    return finish(f);
+}
+
 TEST(p2_a_forked_worker_is_a_child_of_the_coordinator)
 {
-    _cox_cleanup_(fixture_deinit) struct fixture f;
-    char text[4096], expected[128];
+    FIXTURE f;
+    char expected[128];
     fixture_init(&f, NONE, "echo $PPID $COXSWAIN_RANK $COXSWAIN_INCARNATION; echo bad >&2; exit 7");
     for (int i = 0; i < 3; i++) {
-        launch(&f, NULL, 0);
-        siginfo_t info = finish(&f, text, sizeof text);
+        siginfo_t info = run_worker(&f);
         snprintf(expected, sizeof expected, "%d 0 3\nbad\n", getpid());
-        assert_string_equal(text, expected);
+        assert_string_equal(f.text, expected);
         assert_int_equal(info.si_code, CLD_EXITED);
         assert_int_equal(info.si_status, 7);
     }
@@ -202,10 +220,8 @@ TEST(p2_a_forked_worker_is_a_child_of_the_coordinator)
 TEST(p2_how_a_forked_worker_was_killed_is_known)
 {
     struct fixture f;
-    char text[4096];
     fixture_init(&f, NONE, "kill -9 $$");
-    launch(&f, NULL, 0);
-    siginfo_t info = finish(&f, text, sizeof text);
+    siginfo_t info = run_worker(&f);
     assert_int_equal(info.si_code, CLD_KILLED);
     assert_int_equal(info.si_status, SIGKILL);
     fixture_deinit(&f);
@@ -214,11 +230,11 @@ TEST(p2_how_a_forked_worker_was_killed_is_known)
     launch(&f, NULL, 0);
     int output_fd = dup(f.launched.stream_fds[0]);
     cox_launch_kill_group(f.launched.pid, atomic_load(&f.launched.pidfd));
-    info = finish(&f, text, sizeof text);
+    info = finish(&f);
     assert_int_equal(info.si_status, SIGKILL);
     /* The end of the output is that of both. */
     assert_ok(cox_socket_wait(output_fd, POLLIN, cox_deadline_after_ms(TEST_PATIENCE_MS)));
-    assert_int_equal(read(output_fd, text, 1), 0);
+    assert_int_equal(read(output_fd, f.text, 1), 0);
     close(output_fd);
     fixture_deinit(&f);
 }
@@ -226,7 +242,6 @@ TEST(p2_how_a_forked_worker_was_killed_is_known)
 TEST(b15_a_forked_worker_has_the_fds_that_it_inherits)
 {
     struct fixture f;
-    char text[4096];
     int fds[2];
     for (int i = 0; i < 2; i++) {
         fds[i] = memfd_create(i == 0 ? "first" : "second", MFD_CLOEXEC);
@@ -235,8 +250,8 @@ TEST(b15_a_forked_worker_has_the_fds_that_it_inherits)
     fixture_init(&f, NONE,
                  "echo $COXSWAIN_FDS; readlink /proc/$$/fd/4 /proc/$$/fd/5 /proc/$$/fd/6");
     launch(&f, fds, 2);
-    finish(&f, text, sizeof text);
-    assert_string_equal(text, "4:2\n/memfd:first (deleted)\n/memfd:second (deleted)\n");
+    finish(&f);
+    assert_string_equal(f.text, "4:2\n/memfd:first (deleted)\n/memfd:second (deleted)\n");
     fixture_deinit(&f);
     close(fds[0]);
     close(fds[1]);
@@ -258,12 +273,10 @@ TEST(p2_where_the_server_fails_the_program_is_executed)
         {SPEAKS_OTHERWISE, "another version"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        _cox_cleanup_(fixture_deinit) struct fixture f;
-        char text[4096];
+        FIXTURE f;
         fixture_init(&f, cases[i].failure, "echo here");
-        launch(&f, NULL, 0);
-        finish(&f, text, sizeof text);
-        assert_string_equal(text, cases[i].reason ? "executed\nhere\n" : "here\n");
+        run_worker(&f);
+        assert_string_equal(f.text, cases[i].reason ? "executed\nhere\n" : "here\n");
         if (cases[i].reason)
             assert_contains(f.log, cases[i].reason);
         else
@@ -273,31 +286,23 @@ TEST(p2_where_the_server_fails_the_program_is_executed)
 
 TEST(p2_a_server_that_was_killed_costs_the_fast_path)
 {
-    _cox_cleanup_(fixture_deinit) struct fixture f;
-    char text[4096];
+    FIXTURE f;
     fixture_init(&f, NONE, "echo here");
-    assert_int_equal(kill(f.server, SIGKILL), 0);
-    siginfo_t info;
-    assert_int_equal(waitid(P_PID, (id_t)f.server, &info, WEXITED | WNOWAIT), 0);
-    launch(&f, NULL, 0);
-    finish(&f, text, sizeof text);
-    assert_string_equal(text, "executed\nhere\n");
+    fixture_signal(&f, SIGKILL, WEXITED | WNOWAIT);
+    run_worker(&f);
+    assert_string_equal(f.text, "executed\nhere\n");
     assert_contains(f.log, "closed");
 }
 
 /* Once, for its patience: its socket is shut down then. */
 TEST(b2_a_server_that_is_stopped_is_given_up)
 {
-    _cox_cleanup_(fixture_deinit) struct fixture f;
-    char text[4096];
+    FIXTURE f;
     fixture_init(&f, NONE, "echo here");
-    assert_int_equal(kill(f.server, SIGSTOP), 0);
-    siginfo_t info;
-    assert_int_equal(waitid(P_PID, (id_t)f.server, &info, WSTOPPED), 0);
+    fixture_signal(&f, SIGSTOP, WSTOPPED);
     for (int i = 0; i < 2; i++) {
-        launch(&f, NULL, 0);
-        finish(&f, text, sizeof text);
-        assert_string_equal(text, "executed\nhere\n");
+        run_worker(&f);
+        assert_string_equal(f.text, "executed\nhere\n");
         assert_contains(f.log, i == 0 ? "within 10 s" : "closed");
     }
     assert_int_equal(kill(f.server, SIGCONT), 0);
@@ -305,17 +310,15 @@ TEST(b2_a_server_that_is_stopped_is_given_up)
 
 TEST(p2_a_host_that_is_a_subreaper_stays_one)
 {
-    _cox_cleanup_(fixture_deinit) struct fixture f;
-    char text[4096];
+    FIXTURE f;
     assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
     fixture_init(&f, NONE, "echo here");
-    launch(&f, NULL, 0);
-    finish(&f, text, sizeof text);
+    run_worker(&f);
     int now = 0;
     assert_int_equal(prctl(PR_GET_CHILD_SUBREAPER, &now), 0);
     assert_int_equal(now, 1);
     assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 0), 0);
-    assert_string_equal(text, "here\n");
+    assert_string_equal(f.text, "here\n");
 }
 
 #if COX_TESTING
