@@ -5,7 +5,6 @@
 #include "channel/attach/sealed/sealed.h"
 #include "channel/shm/state.h"
 #include "channel/socket/control_socket.h"
-#include "channel/socket/socket.h"
 #include "coordinator/executor/executor_internal.h"
 #include "hand.h"
 
@@ -26,12 +25,6 @@ static void group_wait_long(struct hand *waiting, uint32_t rank_count, enum cox_
 static void group_wait_for(struct hand *waiting, uint32_t rank_count, enum cox_attach attach)
 {
     group_wait_long(waiting, rank_count, attach, TEST_PATIENCE_MS);
-}
-
-static int group_complete(struct hand *waiting)
-{
-    pthread_join(waiting->thread, NULL);
-    return waiting->result;
 }
 
 /* ---- workers by hand ---- */
@@ -89,26 +82,43 @@ static int worker_end(struct worker *hand, char text[2048])
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/* A process has attached as this rank, so the next one comes after it. */
-static void await_hello(const struct hand *waiting, pid_t pid)
+/* The group ends, and with its goodbye the workers. */
+static void group_end(struct hand *waiting, struct worker *hands, int count)
 {
-    char path[64];
-    bool connected = false;
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    (void)waiting;
-    /* It has mapped the group's memory: the hello reply is behind it. */
+    test_group_free(waiting->group);
+    for (int i = 0; i < count; i++)
+        assert_int_equal(worker_end(&hands[i], NULL), 0);
+}
+
+static void expect_turned_away(const struct hand *waiting, int rank, int rank_count,
+                               const char *words)
+{
+    struct worker other = worker_start(waiting, rank, rank_count, false);
+    char text[2048];
+    assert_int_equal(worker_end(&other, text), 1);
+    assert_contains(text, words);
+}
+
+/* It has mapped the group's memory: the hello reply is behind it. */
+static bool is_attached(pid_t pid)
+{
+    char path[64], line[512];
+    bool attached = false;
     snprintf(path, sizeof path, "/proc/%d/maps", pid);
-    while (!connected) {
-        char line[512];
-        FILE *maps = fopen(path, "re");
-        assert_non_null(maps);
-        while (fgets(line, sizeof line, maps))
-            connected |= strstr(line, "memfd:cox_") || strstr(line, "_control");
-        fclose(maps);
-        assert_true(cox_now_ns() < deadline_ns);
-        if (!connected)
-            sched_yield();
-    }
+    FILE *maps = fopen(path, "re");
+    assert_non_null(maps);
+    while (fgets(line, sizeof line, maps))
+        attached |= strstr(line, "memfd:cox_") || strstr(line, "_control");
+    fclose(maps);
+    return attached;
+}
+
+/* The next process comes after this one, which has attached. */
+static struct worker worker_attach(const struct hand *waiting, int rank, int rank_count)
+{
+    struct worker hand = worker_start(waiting, rank, rank_count, false);
+    AWAIT(is_attached(hand.pid));
+    return hand;
 }
 
 ATTACH_TEST(a14_workers_started_by_hand_log_on_in_any_order)
@@ -119,19 +129,16 @@ ATTACH_TEST(a14_workers_started_by_hand_log_on_in_any_order)
     struct worker hands[4];
     group_wait_for(&waiting, 4, attach);
     for (int i = 0; i < 4; i++) {
-        hands[i] = worker_start(&waiting, asked[i], i % 2 ? 4 : -1, false);
-        if (i < 3)
-            await_hello(&waiting, hands[i].pid);
+        const int rank_count = i % 2 ? 4 : -1;
+        hands[i] = i < 3 ? worker_attach(&waiting, asked[i], rank_count)
+                         : worker_start(&waiting, asked[i], rank_count, false);
     }
     hand_complete(&waiting);
     for (int i = 0; i < 4; i++)
         assert_int_equal(cox_executor_pid(test_group_executor(waiting.group), expected[i]),
                          hands[i].pid);
     test_expect_echo(waiting.group, "by hand");
-    test_group_free(waiting.group);
-    /* The goodbye ended them. */
-    for (int i = 0; i < 4; i++)
-        assert_int_equal(worker_end(&hands[i], NULL), 0);
+    group_end(&waiting, hands, 4);
 }
 
 /* Their eventfds come with the hello reply. */
@@ -151,183 +158,32 @@ ATTACH_TEST(p4_workers_started_by_hand_notify_a_host_that_polls)
     struct pollfd notified[2] = {{.fd = executor->notify_fds[0], .events = POLLIN},
                                  {.fd = executor->notify_fds[1], .events = POLLIN}};
     assert_true(poll(notified, 2, TEST_PATIENCE_MS) >= 1);
-    test_group_free(waiting.group);
-    for (int i = 0; i < 2; i++)
-        assert_int_equal(worker_end(&hands[i], NULL), 0);
+    group_end(&waiting, hands, 2);
 }
 
 ATTACH_TEST(a4_a5_one_too_many_or_another_world_gets_the_reason)
 {
     struct hand waiting;
-    struct worker hands[2], other;
-    char text[2048], expected[128];
+    struct worker hands[2];
+    char expected[128];
     group_wait_for(&waiting, 2, attach);
-    other = worker_start(&waiting, 0, 3, false);
-    assert_int_equal(worker_end(&other, text), 1);
-    assert_contains(text, "world size 3");
-    assert_contains(text, "2 ranks");
-    other = worker_start(&waiting, 2, -1, false);
-    assert_int_equal(worker_end(&other, text), 1);
-    assert_contains(text, "rank 2");
-    hands[0] = worker_start(&waiting, 1, -1, false);
-    await_hello(&waiting, hands[0].pid);
-    other = worker_start(&waiting, 1, 2, false);
-    assert_int_equal(worker_end(&other, text), 1);
+    expect_turned_away(&waiting, 0, 3, "world size 3");
+    expect_turned_away(&waiting, 0, 3, "2 ranks");
+    expect_turned_away(&waiting, 2, -1, "rank 2");
+    hands[0] = worker_attach(&waiting, 1, -1);
     snprintf(expected, sizeof expected, "is process %d already", hands[0].pid);
-    assert_contains(text, expected);
-    hands[1] = worker_start(&waiting, -1, 2, false);
-    await_hello(&waiting, hands[1].pid);
-    other = worker_start(&waiting, -1, -1, false);
-    assert_int_equal(worker_end(&other, text), 1);
-    assert_contains(text, "all 2 ranks");
+    expect_turned_away(&waiting, 1, 2, expected);
+    hands[1] = worker_attach(&waiting, -1, 2);
+    expect_turned_away(&waiting, -1, -1, "all 2 ranks");
     hand_complete(&waiting);
     test_expect_echo(waiting.group, "two of five");
     /* Nor afterwards. */
-    other = worker_start(&waiting, -1, -1, false);
-    assert_int_equal(worker_end(&other, text), 1);
-    assert_contains(text, "all 2 ranks");
+    expect_turned_away(&waiting, -1, -1, "all 2 ranks");
     test_expect_echo(waiting.group, "still two");
-    test_group_free(waiting.group);
-    for (int i = 0; i < 2; i++)
-        assert_int_equal(worker_end(&hands[i], NULL), 0);
+    group_end(&waiting, hands, 2);
 }
 
-/* ---- hellos of any bytes ---- */
-
-#define FLIPPED_ALL 64 /* bytes of which each bit is flipped: those that have a meaning */
-#define ODD_COUNT 400
-
-/* What the coordinator says is a hello reply, or a reason. Returns 0; 1: it closed without a word;
- * 2: it makes no sense. */
-static int reply_read(int fd)
-{
-    uint8_t bytes[512];
-    int fds[COX_HELLO_FD_COUNT_MAX];
-    uint32_t fd_count = 0;
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    int r = cox_socket_receive(fd, bytes, 1, fds, COX_HELLO_FD_COUNT_MAX, &fd_count, deadline_ns);
-    for (uint32_t i = 0; r == 0 && i < fd_count; i++)
-        close(fds[i]);
-    if (r)
-        return r == COX_CLOSED ? 1 : 2;
-    if (bytes[0] == 1)
-        return cox_socket_receive(fd, bytes, 127, NULL, 0, NULL, deadline_ns) ? 2 : 0;
-    r = cox_socket_receive(fd, bytes + 1, 2, NULL, 0, NULL, deadline_ns);
-    if (bytes[0] || r || bytes[2] == 0 || bytes[1] == 0 || bytes[1] >= COX_STATUS_COUNT)
-        return 2;
-    return cox_socket_receive(fd, bytes, bytes[2], NULL, 0, NULL, deadline_ns) ? 2 : 0;
-}
-
-static uint32_t odd_next(uint64_t *seed)
-{
-    *seed = *seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(*seed >> 33);
-}
-
-static int odd_connect(const char *control_socket)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof address.sun_path, "%s", control_socket);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && connect(fd, (const struct sockaddr *)&address, sizeof address) < 0)
-        cox_close_fd(&fd);
-    return fd;
-}
-
-/* A good frame, or one of another role, with so many changes; cut, longer, in pieces, with fds. */
-static int odd_connection(const char *control_socket, const uint8_t good[COX_HELLO_SIZE],
-                          uint64_t *seed)
-{
-    static const uint8_t words[] = {0, 1, 2, 3, 4, 127, 128, 129, 255};
-    uint8_t bytes[COX_HELLO_SIZE + 8] = {0};
-    size_t size = COX_HELLO_SIZE;
-    memcpy(bytes, good, COX_HELLO_SIZE);
-    bytes[8] = (uint8_t)(odd_next(seed) % 5);
-    for (uint32_t changes = odd_next(seed) % 4; changes > 0; changes--)
-        bytes[odd_next(seed) % (odd_next(seed) % 8 ? FLIPPED_ALL : COX_HELLO_SIZE)] =
-            words[odd_next(seed) % sizeof words];
-    uint32_t way = odd_next(seed) % 8;
-    bool cut = way == 0;
-    size = cut ? odd_next(seed) % COX_HELLO_SIZE : way == 1 ? sizeof bytes : size;
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    int fd = odd_connect(control_socket), fds[3] = {0, 1, 2};
-    if (fd < 0)
-        return 2;
-    for (size_t at = 0, piece; at < size; at += piece) {
-        piece = way == 2 ? 1 + odd_next(seed) % 300 : size;
-        piece = piece < size - at ? piece : size - at;
-        /* It may have said why, and closed, before it has it all. */
-        if (cox_socket_send(fd, bytes + at, piece, fds, way == 3 ? odd_next(seed) % 4 : 0,
-                            deadline_ns))
-            break;
-    }
-    if (cut)
-        shutdown(fd, SHUT_WR);
-    int r = reply_read(fd);
-    close(fd);
-    return cut && r == 1 ? 0 : r;
-}
-
-/* In a process of its own: what it says is taken back before it ends. */
-static int odd_main(const char *control_socket)
-{
-    struct cox_hello hello = {.role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY};
-    uint8_t good[COX_HELLO_SIZE], bytes[COX_HELLO_SIZE];
-    uint64_t seed = 4711, deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    char byte = 'x';
-    if (cox_peer_start_time(getpid(), &hello.start))
-        return 1;
-    cox_hello_format(&hello, good);
-    for (size_t bit = 0; bit < 8 * (size_t)COX_HELLO_SIZE; bit++) {
-        if (bit / 8 >= FLIPPED_ALL && bit % 8 != bit / 8 % 8)
-            continue;
-        memcpy(bytes, good, sizeof bytes);
-        bytes[bit / 8] ^= (uint8_t)(1u << (bit % 8));
-        int fd = odd_connect(control_socket);
-        if (fd < 0 || cox_socket_send(fd, bytes, sizeof bytes, NULL, 0, deadline_ns) ||
-            reply_read(fd)) {
-            fprintf(stderr, "odd: no word for bit %zu\n", bit);
-            return 2;
-        }
-        close(fd);
-    }
-    for (int i = 0; i < ODD_COUNT; i++) {
-        uint64_t before = seed;
-        int r = odd_connection(control_socket, good, &seed);
-        if (r) {
-            fprintf(stderr, "odd: %d for connection %d (seed %" PRIu64 ")\n", r, i, before);
-            return 3;
-        }
-    }
-    if (write(STDOUT_FILENO, &byte, 1) != 1)
-        return 4;
-    return read(STDIN_FILENO, &byte, 1) == 1 ? 0 : 5; /* the group would get the death of a rank */
-}
-
-ATTACH_TEST(p10_b14_a_hello_of_any_bytes_gets_a_reply_and_harms_no_other)
-{
-    struct hand waiting;
-    struct worker hands[2];
-    char byte;
-    group_wait_for(&waiting, 2, attach);
-    struct test_helper client = test_helper_start("odd", waiting.control_socket);
-    assert_int_equal(read(client.out, &byte, 1), 1);
-    for (int i = 0; i < 2; i++)
-        hands[i] = worker_start(&waiting, i, 2, false);
-    hand_complete(&waiting);
-    assert_int_equal(write(client.in, "x", 1), 1);
-    assert_int_equal(test_helper_wait(&client), 0);
-    test_expect_echo(waiting.group, "after all that");
-    /* And at the control socket of a group that has all its ranks. */
-    client = test_helper_start("odd", waiting.control_socket);
-    assert_int_equal(read(client.out, &byte, 1), 1);
-    assert_int_equal(write(client.in, "x", 1), 1);
-    assert_int_equal(test_helper_wait(&client), 0);
-    test_expect_echo(waiting.group, "still");
-    test_group_free(waiting.group);
-    for (int i = 0; i < 2; i++)
-        assert_int_equal(worker_end(&hands[i], NULL), 0);
-}
+/* ---- deaths and the end ---- */
 
 ATTACH_TEST(a24_a_worker_that_dies_while_the_group_waits_is_named)
 {
@@ -335,12 +191,11 @@ ATTACH_TEST(a24_a_worker_that_dies_while_the_group_waits_is_named)
     struct worker hand, survivor;
     char expected[64];
     group_wait_for(&waiting, 3, attach);
-    survivor = worker_start(&waiting, 2, -1, false);
-    await_hello(&waiting, survivor.pid);
-    hand = worker_start(&waiting, 1, -1, false);
-    await_hello(&waiting, hand.pid);
+    survivor = worker_attach(&waiting, 2, -1);
+    hand = worker_attach(&waiting, 1, -1);
     assert_int_equal(kill(hand.pid, SIGKILL), 0);
-    assert_int_equal(group_complete(&waiting), COX_PEER_DEAD);
+    pthread_join(waiting.thread, NULL);
+    assert_int_equal(waiting.result, COX_PEER_DEAD);
     snprintf(expected, sizeof expected, "rank 1 (pid %d) is dead", hand.pid);
     assert_contains(waiting.err.text, expected);
     assert_int_equal(worker_end(&hand, NULL), 128 + SIGKILL);
@@ -633,8 +488,6 @@ TEST(p10_a_sealed_group_has_no_name_in_dev_shm_at_any_time)
 
 int main(int argc, char **argv)
 {
-    if (argc == 3 && strcmp(argv[1], "odd") == 0)
-        return odd_main(argv[2]);
     if (argc == 3 && strcmp(argv[1], "connection") == 0)
         return connect_main(argv[2]);
     return test_run(NULL, NULL);

@@ -39,7 +39,7 @@ void hand_open(struct hand *hand, uint32_t rank_count, enum cox_attach attach)
         hand->options.times.finalize_ms = TEST_PATIENCE_MS;
     snprintf(hand->control_socket, sizeof hand->control_socket, "%s/%s.sock", test_runtime_dir(),
              hand->name);
-    assert_int_equal(pthread_create(&hand->thread, NULL, start_main, hand), 0);
+    hand->thread = test_thread(start_main, hand);
     AWAIT(stat(hand->control_socket, &st) >= 0);
 }
 
@@ -68,12 +68,10 @@ size_t hand_log_count(struct hand *hand, const char *text)
 
 void hand_await_log(struct hand *hand, const char *text, size_t count)
 {
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    while (hand_log_count(hand, text) < count) {
+    const uint64_t deadline_ns = test_patience();
+    for (; hand_log_count(hand, text) < count; sched_yield())
         if (cox_now_ns() >= deadline_ns)
             fail_msg("not %zu times '%s' in the log: %s", count, text, hand->log);
-        sched_yield();
-    }
 }
 
 /* ---- workers ---- */
@@ -115,9 +113,7 @@ static void *order_main(void *argument)
 {
     struct order *order = argument;
     order->result =
-        order->rank == ORDER_ALL
-            ? cox_executor_restart(order->executor, COX_RANK_ALL, order->deadline_ns, &order->err)
-            : cox_executor_restart(order->executor, order->rank, order->deadline_ns, &order->err);
+        cox_executor_restart(order->executor, order->rank, order->deadline_ns, &order->err);
     return NULL;
 }
 
@@ -128,7 +124,7 @@ void order_give(struct order *order, struct hand *hand, uint32_t rank, uint64_t 
                             .rank = rank,
                             .deadline_ns = deadline_ns,
                             .result = -1};
-    assert_int_equal(pthread_create(&order->thread, NULL, order_main, order), 0);
+    order->thread = test_thread(order_main, order);
     hand_await_log(hand, "waits for a process to attach", offered);
 }
 
