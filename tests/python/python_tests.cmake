@@ -4,7 +4,7 @@ if(COX_BUILD_PYTHON AND NOT COX_SANITIZE)
     # often, fork_server and objects for imports, core_dump for the end of a core. packaging compiles
     # the product, and the library once more.
     set(python_all ready torch_worker misuse group fork_server launch arguments objects output forked
-        core_dump weights device_weights handle_command hello)
+        core_dump weights device_weights handle_command hello names)
     file(GLOB python_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/test_*.py)
     foreach(path IN LISTS python_tests)
         cmake_path(GET path STEM name)
