@@ -29,73 +29,26 @@ static void group_wait_for(struct hand *waiting, uint32_t rank_count, enum cox_a
 
 /* ---- workers by hand ---- */
 
-struct worker {
-    pid_t pid;
-    /* its standard error */
-    int out;
-};
-
-/* rank, rank_count: -1: not said. */
-static struct worker worker_start(const struct hand *waiting, int rank, int rank_count,
-                                  bool own_process_group)
-{
-    char rank_text[16], count_text[16];
-    char *argv[8] = {"worker", "--socket", (char *)(uintptr_t)waiting->control_socket};
-    int argc = 3, out[2];
-    struct worker hand;
-    posix_spawn_file_actions_t actions;
-    posix_spawnattr_t attributes;
-    snprintf(rank_text, sizeof rank_text, "%d", rank);
-    snprintf(count_text, sizeof count_text, "%d", rank_count);
-    if (rank >= 0)
-        argv[argc++] = "--local_rank", argv[argc++] = rank_text;
-    if (rank_count >= 0)
-        argv[argc++] = "--local_world_size", argv[argc++] = count_text;
-    assert_int_equal(pipe2(out, O_CLOEXEC), 0);
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, out[1], STDERR_FILENO);
-    posix_spawnattr_init(&attributes);
-    if (own_process_group)
-        posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
-    assert_int_equal(
-        posix_spawn(&hand.pid, test_worker_program(), &actions, &attributes, argv, environ), 0);
-    posix_spawnattr_destroy(&attributes);
-    posix_spawn_file_actions_destroy(&actions);
-    close(out[1]);
-    hand.out = out[0];
-    return hand;
-}
-
-/* Its exit status, or 128 + signal; text: what it wrote. */
-static int worker_end(struct worker *hand, char text[2048])
-{
-    size_t length = 0;
-    ssize_t got;
-    int status;
-    char own[2048];
-    char *into = text ? text : own;
-    while (length < 2047 && (got = read(hand->out, into + length, 2047 - length)) > 0)
-        length += (size_t)got;
-    into[length] = '\0';
-    close(hand->out);
-    assert_int_equal(waitpid(hand->pid, &status, 0), hand->pid);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
+static const char *const ranks[] = {"0", "1", "2", "3"};
 
 /* The group ends, and with its goodbye the workers. */
-static void group_end(struct hand *waiting, struct worker *hands, int count)
+static void group_end(struct hand *waiting, const pid_t *pids, int count)
 {
     test_group_free(waiting->group);
     for (int i = 0; i < count; i++)
-        assert_int_equal(worker_end(&hands[i], NULL), 0);
+        assert_int_equal(hand_worker_end(pids[i]), 0);
 }
 
-static void expect_turned_away(const struct hand *waiting, int rank, int rank_count,
-                               const char *words)
+/* A worker with these options is refused, with these words. */
+static void expect_turned_away(const struct hand *waiting, const char *options, const char *words)
 {
-    struct worker other = worker_start(waiting, rank, rank_count, false);
-    char text[2048];
-    assert_int_equal(worker_end(&other, text), 1);
+    char command[512], text[2048];
+    snprintf(command, sizeof command, "%s --socket %s %s 2>&1", test_worker_program(),
+             waiting->control_socket, options);
+    FILE *output = popen(command, "re");
+    assert_non_null(output);
+    text[fread(text, 1, sizeof text - 1, output)] = '\0';
+    assert_int_equal(WEXITSTATUS(pclose(output)), 1);
     assert_contains(text, words);
 }
 
@@ -114,42 +67,41 @@ static bool is_attached(pid_t pid)
 }
 
 /* The next process comes after this one, which has attached. */
-static struct worker worker_attach(const struct hand *waiting, int rank, int rank_count)
+static pid_t worker_attach(const struct hand *waiting, const char *rank, const char *rank_count)
 {
-    struct worker hand = worker_start(waiting, rank, rank_count, false);
-    AWAIT(is_attached(hand.pid));
-    return hand;
+    pid_t pid = hand_worker_of(waiting, rank, rank_count);
+    AWAIT(is_attached(pid));
+    return pid;
 }
 
 ATTACH_TEST(a14_workers_started_by_hand_log_on_in_any_order)
 {
-    static const int asked[] = {3, -1, 1, -1};
+    static const char *const asked[] = {"3", NULL, "1", NULL};
     static const uint32_t expected[] = {3, 0, 1, 2};
     struct hand waiting;
-    struct worker hands[4];
+    pid_t pids[4];
     group_wait_for(&waiting, 4, attach);
     for (int i = 0; i < 4; i++) {
-        const int rank_count = i % 2 ? 4 : -1;
-        hands[i] = i < 3 ? worker_attach(&waiting, asked[i], rank_count)
-                         : worker_start(&waiting, asked[i], rank_count, false);
+        const char *rank_count = i % 2 ? "4" : NULL;
+        pids[i] = i < 3 ? worker_attach(&waiting, asked[i], rank_count)
+                        : hand_worker_of(&waiting, asked[i], rank_count);
     }
     hand_complete(&waiting);
     for (int i = 0; i < 4; i++)
-        assert_int_equal(cox_executor_pid(test_group_executor(waiting.group), expected[i]),
-                         hands[i].pid);
+        assert_int_equal(test_pid(waiting.group, expected[i]), pids[i]);
     test_expect_echo(waiting.group, "by hand");
-    group_end(&waiting, hands, 4);
+    group_end(&waiting, pids, 4);
 }
 
 /* Their eventfds come with the hello reply. */
 ATTACH_TEST(p4_workers_started_by_hand_notify_a_host_that_polls)
 {
     struct hand waiting = {.options = {.collect = true}};
-    struct worker hands[2];
+    pid_t pids[2];
     int fd = -1;
     hand_open(&waiting, 2, attach);
     for (int i = 0; i < 2; i++)
-        hands[i] = worker_start(&waiting, i, -1, false);
+        pids[i] = hand_worker(&waiting, ranks[i]);
     hand_complete(&waiting);
     struct cox_executor *executor = test_group_executor(waiting.group);
     assert_ok(cox_executor_fd(executor, COX_CHANNEL_EXECUTE, &fd, test_err()));
@@ -158,29 +110,29 @@ ATTACH_TEST(p4_workers_started_by_hand_notify_a_host_that_polls)
     struct pollfd notified[2] = {{.fd = executor->notify_fds[0], .events = POLLIN},
                                  {.fd = executor->notify_fds[1], .events = POLLIN}};
     assert_true(poll(notified, 2, TEST_PATIENCE_MS) >= 1);
-    group_end(&waiting, hands, 2);
+    group_end(&waiting, pids, 2);
 }
 
 ATTACH_TEST(a4_a5_one_too_many_or_another_world_gets_the_reason)
 {
     struct hand waiting;
-    struct worker hands[2];
+    pid_t pids[2];
     char expected[128];
     group_wait_for(&waiting, 2, attach);
-    expect_turned_away(&waiting, 0, 3, "world size 3");
-    expect_turned_away(&waiting, 0, 3, "2 ranks");
-    expect_turned_away(&waiting, 2, -1, "rank 2");
-    hands[0] = worker_attach(&waiting, 1, -1);
-    snprintf(expected, sizeof expected, "is process %d already", hands[0].pid);
-    expect_turned_away(&waiting, 1, 2, expected);
-    hands[1] = worker_attach(&waiting, -1, 2);
-    expect_turned_away(&waiting, -1, -1, "all 2 ranks");
+    expect_turned_away(&waiting, "--local_rank 0 --local_world_size 3", "world size 3");
+    expect_turned_away(&waiting, "--local_rank 0 --local_world_size 3", "2 ranks");
+    expect_turned_away(&waiting, "--local_rank 2", "rank 2");
+    pids[0] = worker_attach(&waiting, "1", NULL);
+    snprintf(expected, sizeof expected, "is process %d already", pids[0]);
+    expect_turned_away(&waiting, "--local_rank 1 --local_world_size 2", expected);
+    pids[1] = worker_attach(&waiting, NULL, "2");
+    expect_turned_away(&waiting, "", "all 2 ranks");
     hand_complete(&waiting);
     test_expect_echo(waiting.group, "two of five");
     /* Nor afterwards. */
-    expect_turned_away(&waiting, -1, -1, "all 2 ranks");
+    expect_turned_away(&waiting, "", "all 2 ranks");
     test_expect_echo(waiting.group, "still two");
-    group_end(&waiting, hands, 2);
+    group_end(&waiting, pids, 2);
 }
 
 /* ---- deaths and the end ---- */
@@ -188,40 +140,40 @@ ATTACH_TEST(a4_a5_one_too_many_or_another_world_gets_the_reason)
 ATTACH_TEST(a24_a_worker_that_dies_while_the_group_waits_is_named)
 {
     struct hand waiting;
-    struct worker hand, survivor;
+    pid_t pid, survivor;
     char expected[64];
     group_wait_for(&waiting, 3, attach);
-    survivor = worker_attach(&waiting, 2, -1);
-    hand = worker_attach(&waiting, 1, -1);
-    assert_int_equal(kill(hand.pid, SIGKILL), 0);
+    survivor = worker_attach(&waiting, "2", NULL);
+    pid = worker_attach(&waiting, "1", NULL);
+    assert_int_equal(kill(pid, SIGKILL), 0);
     pthread_join(waiting.thread, NULL);
     assert_int_equal(waiting.result, COX_PEER_DEAD);
-    snprintf(expected, sizeof expected, "rank 1 (pid %d) is dead", hand.pid);
+    snprintf(expected, sizeof expected, "rank 1 (pid %d) is dead", pid);
     assert_contains(waiting.err.text, expected);
-    assert_int_equal(worker_end(&hand, NULL), 128 + SIGKILL);
+    assert_int_equal(hand_worker_end(pid), 128 + SIGKILL);
     /* The group is no more, and so are its ranks: by its goodbye, or by a signal. */
-    worker_end(&survivor, NULL);
+    hand_worker_end(survivor);
 }
 
 ATTACH_TEST(a24_a_worker_that_dies_later_is_named)
 {
     struct hand waiting;
-    struct worker hands[2];
+    pid_t pids[2];
     char expected[64];
     group_wait_for(&waiting, 2, attach);
     for (int i = 0; i < 2; i++)
-        hands[i] = worker_start(&waiting, i, -1, false);
+        pids[i] = hand_worker(&waiting, ranks[i]);
     hand_complete(&waiting);
     assert_int_equal(test_call_how(waiting.group, NULL, &test_all, "only 1 kill 9"), COX_PEER_DEAD);
-    snprintf(expected, sizeof expected, "rank 1 (pid %d) is dead", hands[1].pid);
+    snprintf(expected, sizeof expected, "rank 1 (pid %d) is dead", pids[1]);
     assert_contains(test_error_text(waiting.group), expected);
     test_await_death(waiting.group, 1);
     assert_contains(test_death_text(waiting.group, 1), expected);
     const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
     assert_int_equal(test_call_how(waiting.group, NULL, &first, "echo alone"), 0);
     test_group_free(waiting.group);
-    assert_int_equal(worker_end(&hands[0], NULL), 0);
-    assert_int_equal(worker_end(&hands[1], NULL), 128 + SIGKILL);
+    assert_int_equal(hand_worker_end(pids[0]), 0);
+    assert_int_equal(hand_worker_end(pids[1]), 128 + SIGKILL);
 }
 
 static void await_taken(const struct hand *waiting, uint32_t rank, uint64_t sequence)
@@ -234,20 +186,20 @@ static void await_taken(const struct hand *waiting, uint32_t rank, uint64_t sequ
 ATTACH_TEST(a24_stop_ends_the_workers_and_no_other_process)
 {
     struct hand waiting;
-    struct worker hands[3];
+    pid_t pids[3];
     pid_t beside;
     char *const sleeper[] = {"sleep", "1000", NULL};
     posix_spawnattr_t attributes;
     group_wait_long(&waiting, 3, attach, 2000);
     for (int i = 0; i < 3; i++)
-        hands[i] = worker_start(&waiting, i, -1, true);
+        pids[i] = hand_worker(&waiting, ranks[i]);
     posix_spawnattr_init(&attributes);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
-    posix_spawnattr_setpgroup(&attributes, hands[2].pid);
+    posix_spawnattr_setpgroup(&attributes, pids[2]);
     assert_int_equal(posix_spawnp(&beside, "sleep", NULL, &attributes, sleeper, environ), 0);
     posix_spawnattr_destroy(&attributes);
     hand_complete(&waiting);
-    assert_int_equal(getpgid(beside), hands[2].pid);
+    assert_int_equal(getpgid(beside), pids[2]);
     /* One that hears the goodbye, one that needs SIGTERM, one that needs SIGKILL. */
     const struct test_how deaf = {.gather = COX_GATHER_ALL, .ranks = 4};
     const struct test_how busy = {.gather = COX_GATHER_ALL, .ranks = 6, .timeout_ms = 1};
@@ -258,9 +210,9 @@ ATTACH_TEST(a24_stop_ends_the_workers_and_no_other_process)
     await_taken(&waiting, 2, 2);
     cox_executor_stop(test_group_executor(waiting.group));
     test_group_free(waiting.group);
-    assert_int_equal(worker_end(&hands[0], NULL), 0);
-    assert_int_equal(worker_end(&hands[1], NULL), 128 + SIGTERM);
-    assert_int_equal(worker_end(&hands[2], NULL), 128 + SIGKILL);
+    assert_int_equal(hand_worker_end(pids[0]), 0);
+    assert_int_equal(hand_worker_end(pids[1]), 128 + SIGTERM);
+    assert_int_equal(hand_worker_end(pids[2]), 128 + SIGKILL);
     assert_int_equal(waitpid(beside, NULL, WNOHANG), 0); /* it is alive */
     kill(beside, SIGKILL);
     waitpid(beside, NULL, 0);
@@ -308,7 +260,7 @@ TEST(b20_a_process_that_closes_its_connection_and_lives_on_is_killed)
     group_wait_for(&waiting, 1, COX_ATTACH_SEALED);
     struct test_helper client = test_helper_start("connection", waiting.control_socket);
     hand_complete(&waiting);
-    assert_int_equal(cox_executor_pid(test_group_executor(waiting.group), 0), client.pid);
+    assert_int_equal(test_pid(waiting.group, 0), client.pid);
     assert_int_equal(write(client.in, "", 1), 1);
     test_await_death(waiting.group, 0);
     assert_int_equal(test_call(waiting.group, NULL, "echo who?"), COX_PEER_DEAD);

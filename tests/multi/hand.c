@@ -76,16 +76,26 @@ void hand_await_log(struct hand *hand, const char *text, size_t count)
 
 /* ---- workers ---- */
 
-pid_t hand_worker(const struct hand *hand, const char *rank)
+pid_t hand_worker_of(const struct hand *hand, const char *rank, const char *rank_count)
 {
     pid_t pid;
-    char *argv[6] = {"worker", "--socket", (char *)(uintptr_t)hand->control_socket};
-    if (rank) {
-        argv[3] = "--local_rank";
-        argv[4] = (char *)(uintptr_t)rank;
-    }
-    assert_int_equal(posix_spawn(&pid, test_worker_program(), NULL, NULL, argv, environ), 0);
+    posix_spawnattr_t own_group;
+    char *argv[8] = {"worker", "--socket", (char *)(uintptr_t)hand->control_socket};
+    int argc = 3;
+    if (rank)
+        argv[argc++] = "--local_rank", argv[argc++] = (char *)(uintptr_t)rank;
+    if (rank_count)
+        argv[argc++] = "--local_world_size", argv[argc++] = (char *)(uintptr_t)rank_count;
+    posix_spawnattr_init(&own_group);
+    posix_spawnattr_setflags(&own_group, POSIX_SPAWN_SETPGROUP);
+    assert_int_equal(posix_spawn(&pid, test_worker_program(), NULL, &own_group, argv, environ), 0);
+    posix_spawnattr_destroy(&own_group);
     return pid;
+}
+
+pid_t hand_worker(const struct hand *hand, const char *rank)
+{
+    return hand_worker_of(hand, rank, NULL);
 }
 
 int hand_worker_end(pid_t pid)

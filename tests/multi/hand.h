@@ -35,8 +35,10 @@ void hand_free(struct hand *hand);
 void hand_await_log(struct hand *hand, const char *text, size_t count);
 size_t hand_log_count(struct hand *hand, const char *text);
 
-/* A scripted worker that logs on; rank NULL: whichever is free. */
+/* A scripted worker that logs on, in a process group of its own; rank NULL: whichever is free. */
 pid_t hand_worker(const struct hand *hand, const char *rank);
+/* The same, which says its world size too (NULL: not). */
+pid_t hand_worker_of(const struct hand *hand, const char *rank, const char *rank_count);
 /* Its exit status, or 128 + signal. */
 int hand_worker_end(pid_t pid);
 /* Kills the rank's process, which ends as told; on return requests to the rank are refused. */

@@ -29,12 +29,7 @@ LEAK_TEST(l3_another_process_opens_it)
 {
     _cox_cleanup_(peer_end) struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 1);
-    int fd = -1;
-    assert_int_equal(handle_open_plain(&handle, &fd, NULL), 0);
-    assert_true(fd >= 3);
-    assert_int_equal(fcntl(fd, F_GETFD), FD_CLOEXEC);
-    assert_true(object_is(fd, 0, PEER_OBJECT_SIZE, 1));
-    close(fd);
+    handle_opens(&handle, 1);
 }
 
 LEAK_TEST(l5_siblings_and_strangers_open_it)

@@ -99,6 +99,7 @@ void handle_opens(const struct cox_handle *handle, unsigned seed)
     int fd = -1, r = handle_open_plain(handle, &fd, &err);
     if (r)
         fail_msg("open: %d %s", r, err.text);
+    assert_true(fd > STDERR_FILENO && fcntl(fd, F_GETFD) == FD_CLOEXEC);
     assert_int_equal(cox_handle_parse(handle, &info, NULL), 0);
     assert_true(object_is(fd, info.offset, info.size, seed));
     close(fd);
