@@ -74,6 +74,41 @@ def clean_removes_what_a_killed_coordinator_left():
 
 
 @test
+def m16_p7_what_a_dead_group_left_is_no_obstacle():
+    name = harness.fresh_name("dead")
+    killed_while_its_worker_never_attaches(name, 2)
+    process = start(["run", "-n", "4", "--name", name, *ANY_COUNT])
+    check(started(process) == name, "another name")
+    pids_of(process, 4)
+    check(not names_of(name), "left in /dev/shm: %s" % names_of(name))
+    process.send_signal(signal.SIGTERM)
+    expect(finish(process), 0)
+
+
+@test
+def p7_b53_leftovers_give_their_space_to_the_next_start():
+    """In a /dev/shm that holds one group but not two. A live one keeps its name where there is no space for a second."""
+    needed = int(re.search(r"total of /dev/shm (\d+) ", run(["layout", "-n", "2"]).out)[1])
+    script = """
+        name() { exec "$0" run -n 2 --name full --attach named -- "$@"; }
+        name sh -c 'exec sleep 1000' &
+        while [ $(ls /dev/shm | wc -l) -lt 40 ] && kill -0 $!; do sleep 0.01; done
+        kill -9 $!
+        wait $!
+        name "$1" >/dev/null &
+        until "$0" status --name full >/dev/null 2>&1; do kill -0 $! || exit 4; sleep 0.01; done
+        (name "$1")
+        "$0" stop --name full || exit 6
+        wait $!
+    """
+    under = on_tmpfs("mode=1777,size=%d" % (needed * 3 // 2))
+    result = finish(subprocess.Popen([*under, "sh", "-c", script, COXSWAIN, program("scripted_worker")], text=True,
+                                     stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                     env=environment(**harness.KEEP_NAMES)))
+    expect(result, 0, "taken by a live group")
+
+
+@test
 def clean_of_everything_leaves_alone_what_another_cleans():
     """In a /dev/shm of its own; another process holds the lock of a dead group."""
     script = """
@@ -98,21 +133,23 @@ def clean_of_everything_leaves_alone_what_another_cleans():
 
 
 @test
-def process_1_of_a_container_reaps_orphans_and_passes_signals_on():
+def m16_process_1_of_a_container_reaps_orphans_and_passes_signals_on():
     under = ["unshare", *([] if os.geteuid() == 0 else ["-r"]), "-pf", "--mount-proc"]
     if subprocess.run([*under, "true"], stderr=subprocess.DEVNULL, timeout=TIMEOUT, check=False).returncode:
         skip("no PID namespace of its own")
-    with tempfile.TemporaryDirectory() as folder:
-        # Its parent ends at once, so process 1 is what it becomes a child of.
-        worker = temporary("#!/bin/sh\nfor i in 1 2 3 4 5; do (sh -c 'echo $PPID > %s/$$' &); done\nexec '%s' \"$@\"\n" %
-                           (folder, program("coxswain-worker")), 0o700)
-        process = start(["run", "-n", "1", "--worker", worker, "--model", MODEL], under=under)
-        started(process)
-        harness.wait_until(lambda: len(os.listdir(folder)) == 5, "the worker has left nothing behind")
-        [first] = harness.children(process.pid)
-        harness.wait_until(lambda: len(harness.children(first)) == 1, "process 1 reaps no orphans")
-        os.kill(first, signal.SIGTERM)
-        expect(finish(process), 0, "the group ends")
+    # The worker itself, or a shell that starts it and stays.
+    for command in ("exec '%s' \"$@\"", "'%s' \"$@\"; exit 0"):
+        with tempfile.TemporaryDirectory() as folder:
+            # Its parent ends at once, so process 1 is what it becomes a child of.
+            worker = temporary("#!/bin/sh\nfor i in 1 2 3 4 5; do (sh -c 'echo $PPID > %s/$$' &); done\n%s\n" %
+                               (folder, command % program("coxswain-worker")), 0o700)
+            process = start(["run", "-n", "1", "--worker", worker, "--model", MODEL], under=under)
+            started(process)
+            harness.wait_until(lambda: len(os.listdir(folder)) == 5, "the worker has left nothing behind")
+            [first] = harness.children(process.pid)
+            harness.wait_until(lambda: len(harness.children(first)) == 1, "process 1 reaps no orphans")
+            os.kill(first, signal.SIGTERM)
+            expect(finish(process), 0, "the group ends")
 
 
 @test
@@ -413,6 +450,22 @@ def test_p10_a_sealed_group_serves_where_nothing_can_have_a_name():
     for more in ([], ["--worker", harness.own_weights()]):
         result = harness.generate_on(["--attach", "sealed", "-n", "4", *more], "27+58=", under=under)
         check(expect(result, 0).out == "27+58=85\n", "another text with %s" % more, result)
+
+
+@test
+def p6_b51_a_start_that_finds_too_little_shared_memory_says_how_much():
+    under = on_tmpfs("size=1m,mode=1777")
+    command = ["run", "-n", "8", "--attach", "named"]
+    needed = re.search(r"total of /dev/shm (\d+) ", run(["layout", "-n", "8"]).out)[1]
+    expect(run([*command, *ANY_COUNT], under=under), 1, "needs %s bytes of /dev/shm, 1048576 are free" % needed)
+    # Smaller regions fit.
+    sizes = ["--size=%s.%s=16K" % (channel, side) for side in ("request", "reply")
+             for channel in ("execute", "shared_sync_link", "transfer", "recover_command")]
+    process = start([*command, *sizes, *ANY_COUNT], under=under, env=environment(COXSWAIN_TEST_NO_RECORDER="1"))
+    started(process)
+    pids_of(process, 8)
+    process.send_signal(signal.SIGTERM)
+    expect(finish(process), 0)
 
 
 @test

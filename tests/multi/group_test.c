@@ -2,11 +2,9 @@
  * come, several groups at once, idle time, and a bounded end. */
 #include "channel/base/tsan.h"
 #include "channel/shm/geometry.h"
-#include "rights.h"
 #include "testing.h"
 
 #include <glob.h>
-#include <sys/mount.h>
 
 /* Starting fails with this code, and leaves nothing. */
 static void expect_refused(const struct cox_executor_options *options, int code, const char *says)
@@ -24,13 +22,6 @@ static glob_t names_of(const char *before, const char *name)
     snprintf(pattern, sizeof pattern, "/dev/shm/%s%s_*", before, name);
     assert_int_equal(glob(pattern, 0, NULL, &found), 0);
     return found;
-}
-
-static void run_helper(const char *mode)
-{
-    int status = test_helper_run(mode);
-    test_needs(status != 77);
-    assert_int_equal(status, 0);
 }
 
 /* ---- names ---- */
@@ -51,27 +42,6 @@ TEST(m16_a_live_name_is_taken)
     test_group_free(g);
     assert_int_equal(test_count_names(name), 0);
     test_group_free(test_group_start(2, options)); /* free again */
-}
-
-static int helper_leaves_names(const char *name)
-{
-    struct test_group *g = NULL;
-    if (test_group_try(START_WITH(.rank_count = 2, .memory.keep_names = true, .name = name), &g,
-                       NULL))
-        return 1;
-    kill(getpid(), SIGKILL);
-    return 1;
-}
-
-TEST(m16_p7_what_a_dead_group_left_is_no_obstacle)
-{
-    char name[64];
-    struct test_helper helper = test_helper_start("leaves_names", test_unique_name(name));
-    assert_int_equal(test_helper_wait(&helper), 128 + SIGKILL);
-    assert_true(test_count_names(name) > 0);
-    OWN_GROUP *g = test_group_start(4, START_WITH(.name = name));
-    assert_int_equal(test_count_names(name), 0);
-    test_expect_echo(g, "x");
 }
 
 /* As logind does it at logout, or a person by hand. */
@@ -209,127 +179,6 @@ TEST(p6_printed_sizes_are_the_sizes_used)
         }
 }
 
-/* In a mount namespace of its own, with a small /dev/shm. */
-static int helper_small_shm(void)
-{
-    if (!test_unshare_shm("size=1m,mode=1777"))
-        return 77;
-    struct test_group *g = NULL;
-    struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                           .rank_count = 8};
-    struct cox_geometry geometry;
-    const struct cox_geometry_choice choice = {0};
-    char needed[32];
-    if (cox_geometry_resolve(8, &choice, &geometry, test_err()) ||
-        test_group_try(&options, &g, test_err()) != COX_NO_SPACE || test_error.code != COX_NO_SPACE)
-        return 2;
-    snprintf(needed, sizeof needed, "needs %" PRIu64 " ", cox_geometry_memory_bytes(&geometry));
-    if (!strstr(test_error.text, needed) || !strstr(test_error.text, " 1048576 are free"))
-        return 3;
-    if (test_count_names("") != 0)
-        return 4;
-    /* Smaller regions fit; and a tmpfs that is full to the last page but passes the sum is an error
-     * too, no signal. */
-    for (int c = 0; c < COX_CHANNEL_ERROR; c++) {
-        options.memory.request_size[c] = 16384;
-        options.memory.response_size[c] = 4 * 8 * 512;
-    }
-    options.recorder.off = true;
-    if (test_group_try(&options, &g, test_err())) {
-        fprintf(stderr, "%s\n", test_error.text);
-        return 5;
-    }
-    test_group_free(g);
-    return test_count_names("") ? 6 : 0;
-}
-
-TEST(p6_b51_a_small_dev_shm_is_reported_with_numbers)
-{
-    test_needs_names();
-    run_helper("small_shm");
-}
-
-/* In a /dev/shm that holds one group but not two: the next start has the space of the dead one. */
-static int helper_leftovers(void)
-{
-    char size[64], name[64];
-    struct cox_geometry geometry;
-    const struct cox_geometry_choice choice = {0};
-    if (cox_geometry_resolve(2, &choice, &geometry, NULL))
-        return 2;
-    snprintf(size, sizeof size, "size=%" PRIu64 ",mode=1777",
-             cox_geometry_memory_bytes(&geometry) * 3 / 2);
-    if (!test_unshare_shm(size))
-        return 77;
-    const struct cox_executor_options *options =
-        START_WITH(.rank_count = 2, .name = test_unique_name(name), .memory.keep_names = true);
-    struct test_group *g = NULL;
-    pid_t pid = fork();
-    if (pid == 0) {
-        if (test_group_try(options, &g, test_err()))
-            _exit(3);
-        raise(SIGKILL);
-    }
-    int status;
-    if (waitpid(pid, &status, 0) != pid || !WIFSIGNALED(status) || test_count_names(name) < 40)
-        return 3;
-    /* The ranks die with their coordinator, but they may not be gone yet. */
-    if (test_group_try(options, &g, test_err())) {
-        fprintf(stderr, "%s\n", test_error.text);
-        return 4;
-    }
-    /* A live group keeps its name, also where there is no space for a second one. */
-    struct test_group *second = NULL;
-    if (test_group_try(options, &second, test_err()) != COX_TAKEN)
-        return 5;
-    test_group_free(g);
-    return test_count_names("") ? 6 : 0;
-}
-
-TEST(p7_b53_leftovers_give_their_space_to_the_next_start)
-{
-    test_needs_names();
-    run_helper("leftovers");
-}
-
-/* As in a container that runs nothing else: the coordinator is its process 1. */
-static int helper_first_process(void)
-{
-    if (!test_unshare_mounts() || unshare(CLONE_NEWPID))
-        return 77;
-    pid_t pid = fork();
-    if (pid == 0) {
-        static const char *const through_a_shell[] = {
-            "/bin/sh", "-c", COX_TEST_BIN_DIR "/scripted_worker; true", NULL};
-        struct test_group *g = NULL;
-        if (mount("proc", "/proc", "proc", 0, NULL))
-            _exit(77);
-        for (int wrapped = 0; wrapped < 2; wrapped++) {
-            if (test_group_try(START_WITH(.rank_count = 2,
-                                          .workers.command = wrapped ? through_a_shell : NULL),
-                               &g, test_err())) {
-                fprintf(stderr, "%s\n", test_error.text);
-                _exit(2);
-            }
-            if (test_call(g, NULL, "echo x"))
-                _exit(3);
-            test_group_free(g);
-        }
-        _exit(getpid() == 1 ? 0 : 4);
-    }
-    int status;
-    bool ended = waitpid(pid, &status, 0) == pid && WIFEXITED(status);
-    /* Not by exit: the PID namespace of this process's children is dead with its process 1, and the
-     * leak check at exit forks. */
-    _exit(ended ? WEXITSTATUS(status) : 5);
-}
-
-TEST(m16_the_coordinator_may_be_the_first_process_of_a_container)
-{
-    test_needs_processes();
-    run_helper("first_process");
-}
-
 TEST(m16_geometry_that_cannot_be_is_refused)
 {
     struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
@@ -412,40 +261,6 @@ TEST(m17_several_groups_in_one_process)
     test_expect_echo(groups[3], "x");
     for (uint32_t i = 1; i < 4; i++)
         test_group_free(groups[i]);
-}
-
-static int helper_group(const char *name)
-{
-    struct test_group *g = NULL;
-    char go;
-    if (test_group_try(START_WITH(.rank_count = 2, .name = name, .memory.keep_names = true), &g,
-                       NULL) ||
-        write(1, "r", 1) != 1 || read(0, &go, 1) != 1)
-        return 2;
-    for (int round = 0; round < 200; round++) {
-        OWN_COMPLETION c = {0};
-        char expected[32];
-        snprintf(expected, sizeof expected, "%d.%d", getpid(), round);
-        if (test_call(g, &c, "echo %s", expected) || strcmp(c.ranks[1].bytes, expected) != 0)
-            return 3;
-    }
-    test_group_free(g);
-    return 0;
-}
-
-TEST(m17_b1_groups_in_two_processes)
-{
-    char names[2][64], ready;
-    struct test_helper helpers[2];
-    for (int i = 0; i < 2; i++)
-        helpers[i] = test_helper_start("group", test_unique_name(names[i]));
-    for (int i = 0; i < 2; i++)
-        assert_int_equal(read(helpers[i].out, &ready, 1), 1);
-    expect_refused(START_WITH(.rank_count = 2, .name = names[0]), COX_TAKEN, "live group");
-    for (int i = 0; i < 2; i++)
-        assert_int_equal(write(helpers[i].in, "g", 1), 1);
-    for (int i = 0; i < 2; i++)
-        assert_int_equal(test_helper_wait(&helpers[i]), 0);
 }
 
 /* ---- idle ---- */
@@ -552,16 +367,4 @@ TEST(m15_a_full_channel_does_not_stop_the_end)
         cox_executor_stop(test_group_executor(g));
         assert_int_equal(test_completion_count(g), depth);
     }
-}
-
-int main(int argc, char **argv)
-{
-    if (argc > 1)
-        return strcmp(argv[1], "small_shm") == 0       ? helper_small_shm()
-               : strcmp(argv[1], "leftovers") == 0     ? helper_leftovers()
-               : strcmp(argv[1], "first_process") == 0 ? helper_first_process()
-               : strcmp(argv[1], "leaves_names") == 0  ? helper_leaves_names(argv[2])
-               : strcmp(argv[1], "group") == 0         ? helper_group(argv[2])
-                                                       : 2;
-    return test_run(NULL, NULL);
 }

@@ -9,6 +9,7 @@ import pytest
 
 import coxswain
 import workers
+from processes import Other, listen, say
 
 SHM = pathlib.Path("/dev/shm")
 OTHER_USER = 65534
@@ -150,3 +151,24 @@ def test_p2_the_rank_that_did_not_attach_is_named(bad, attach):
     with pytest.raises(coxswain.RankDied, match="no accelerator") as caught:
         coxswain.Group(["/bin/sh", "-c", script], 4, attach=attach).start()
     assert f"rank {bad} (pid " in str(caught.value)
+
+
+def call_often(name):
+    with coxswain.Group(workers.echo, 2, name=name) as group:
+        say()
+        listen()
+        for i in range(200):
+            data = f"{os.getpid()}.{i}".encode()
+            assert group.call(data, timeout=30) == [data, data]
+
+
+def test_m17_b1_groups_in_two_processes():
+    names = [new_name(), new_name()]
+    with Other(call_often, names[0]) as first, Other(call_often, names[1]) as second:
+        for process in first, second:
+            process.hear()
+        with pytest.raises(coxswain.Taken, match=f"is taken: process {first.pid}"):
+            coxswain.Group(workers.echo, 2, name=names[0]).start()
+        for process in first, second:
+            process.tell()
+        assert (first.wait(), second.wait()) == (0, 0)
