@@ -13,7 +13,7 @@
 #define STEP_ROW_MAX 8
 #define STEP_TABLE_MAX 2
 
-/* A request of a type, whose body is the caller's: REQUEST_OF(KV_TRANSFER, PULL_KV_REQUEST, &pull). */
+/* A request whose body is the caller's: REQUEST_OF(KV_TRANSFER, PULL_KV_REQUEST, &pull). */
 #define REQUEST_OF(type, body_case, body)                                                          \
     test_request(COXSWAIN__EXECUTE_TYPE__##type, COXSWAIN__EXECUTE_REQUEST__REQUEST_##body_case,   \
                  body)

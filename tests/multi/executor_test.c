@@ -319,18 +319,20 @@ TEST(m5_every_request_completes_once)
     }
 }
 
-TEST(m5_stop_completes_what_is_outstanding)
+/* At every depth, also when every frame is taken. */
+TEST(m5_m15_stop_completes_what_is_outstanding)
 {
     for (uint32_t n = 1; n <= 8; n *= 2) {
-        OWN_GROUP *g = test_group_start(n, START_WITH(.times.finalize_ms = 1, .times.term_ms = 1));
+        OWN_GROUP *g =
+            test_group_start(n, START_WITH(.depth = n, .times.finalize_ms = 1, .times.term_ms = 1));
         struct test_pipe *pipe = test_pipe_new();
         const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 10 * TEST_PATIENCE_MS};
-        for (size_t k = 0; k < 4; k++)
+        for (size_t k = 0; k < n; k++)
             assert_int_equal(test_submit(g, &how, "block %s", test_pipe_path(pipe)), 0);
         test_await_lines(g, -1, "blocked", n);
         assert_int_equal(cox_executor_stop(test_group_executor(g)), n);
-        assert_int_equal(test_completion_count(g), 4);
-        for (size_t k = 0; k < 4; k++)
+        assert_int_equal(test_completion_count(g), n);
+        for (size_t k = 0; k < n; k++)
             assert_int_equal(test_await(g, k)->status, COX_CLOSED);
         assert_int_equal(test_submit(g, &how, "echo x"), COX_CLOSED);
         assert_int_equal(test_call(g, NULL, "echo x"), COX_CLOSED);
@@ -430,6 +432,9 @@ GROUP_TEST(m5_a_handler_is_set_once_on_channels_that_have_one, 1)
         assert_int_equal(
             cox_executor_set_handler(executor, (enum cox_channel_id)c, test_handler, g),
             allowed ? COX_BUSY : COX_INVALID);
+        /* Nothing in its place: the one there was stays. */
+        assert_int_equal(cox_executor_set_handler(executor, (enum cox_channel_id)c, NULL, NULL),
+                         COX_INVALID);
     }
     assert_ok(cox_executor_submit_opaque(executor, "echo", 4, options, NULL, test_err()));
     assert_int_equal(test_await(g, 0)->status, 0);

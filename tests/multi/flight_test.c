@@ -407,19 +407,6 @@ TEST(m5_set_handler_returns_although_the_new_handler_runs_on)
         sem_destroy(sems[i]);
 }
 
-GROUP_TEST(m5_replace_with_nothing_is_refused, 1)
-{
-    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, NULL, NULL),
-                     COX_INVALID);
-    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_LINK, test_handler, g),
-                     COX_INVALID);
-    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
-    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, NULL, NULL),
-                     COX_INVALID);
-    assert_int_equal(test_submit(g, &test_all, "echo kept"), 0); /* the one there was stays */
-    assert_string_equal(test_await(g, 0)->ranks[0].bytes, "kept");
-}
-
 /* ---- deadlines ---- */
 
 GROUP_TEST(p3_a_deadline_that_has_passed_publishes_nothing, 2)

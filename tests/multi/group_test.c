@@ -353,18 +353,3 @@ GROUP_TEST_WITH(m15_the_end_is_bounded_whatever_workers_do, 6, .times.finalize_m
     assert_true(took_ns < 15 * COX_NSEC_PER_SEC);
     assert_int_equal(test_completion_count(g), 1);
 }
-
-/* At every depth, also when every frame of every channel is taken. */
-TEST(m15_a_full_channel_does_not_stop_the_end)
-{
-    for (uint32_t depth = 1; depth <= 4; depth *= 2) {
-        OWN_GROUP *g = test_group_start(
-            2, START_WITH(.depth = depth, .times.finalize_ms = 100, .times.term_ms = 5000));
-        struct test_pipe *pipe = test_pipe_new();
-        for (uint32_t k = 0; k < depth; k++)
-            assert_int_equal(test_submit(g, &test_all, "block %s", test_pipe_path(pipe)), 0);
-        test_await_lines(g, -1, "blocked", 2);
-        cox_executor_stop(test_group_executor(g));
-        assert_int_equal(test_completion_count(g), depth);
-    }
-}

@@ -25,14 +25,7 @@ static void expect_refused(const struct cox_handle *handle, int code, const char
 
 /* ---- permission to open ---- */
 
-LEAK_TEST(l3_another_process_opens_it)
-{
-    _cox_cleanup_(peer_end) struct peer peer = peer_start(NULL);
-    struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 1);
-    handle_opens(&handle, 1);
-}
-
-LEAK_TEST(l5_siblings_and_strangers_open_it)
+LEAK_TEST(l3_l5_siblings_and_strangers_open_it)
 {
     for (int as_nobody = 0; as_nobody <= test_can_switch_user(); as_nobody++) {
         const struct peer_options child = {.uid = as_nobody ? NOBODY : 0};
