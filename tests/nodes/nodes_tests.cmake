@@ -47,9 +47,8 @@ if(COX_NODES)
     cox_command_test(NAME nodes/cluster LABEL nodes TIER all TIMEOUT 60
         COMMAND test_nodes_cluster)
 
-    cox_test_program(test_nodes_permissions SOURCES permissions_test.c LIBS PkgConfig::NATS)
     cox_command_test(NAME nodes/permissions LABEL nodes TIER all TIMEOUT 120
-        COMMAND ${where_possible} sh ${nodes_here}/permissions.sh $<TARGET_FILE:test_nodes_permissions>)
+        COMMAND ${where_possible} sh ${nodes_here}/permissions.sh)
 
     if(COX_BUILD_COMMANDS)
         cox_command_test(NAME nodes/demo LABEL nodes TIER all TIMEOUT 120 PROCESSORS 2

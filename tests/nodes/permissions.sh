@@ -1,25 +1,14 @@
 #!/bin/sh
-# Runs permissions_test against a nats-server as users get it: sh tests/nodes/permissions.sh PROGRAM
+# Runs permissions_test.py against a nats-server as users get it: sh tests/nodes/permissions.sh [TEST...]
 #
-# PROGRAM is permissions_test, or the folder that has it. Certificates and configuration are made by
-# packaging/nats/coxswain-certificates; the server runs on machine a of a network of its own, the
-# clients on machine b (network.sh). Exit status: the program's; 77 if this is not root, or without
-# nats-server.
+# Certificates and configuration are made by packaging/nats/coxswain-certificates; the server runs on
+# machine a of a network of its own, the clients on machine b (network.sh). Exit status: the
+# program's; 77 if this is not root, or without nats-server.
 set -eu
 
 nodes_dir=$(dirname "$(realpath "$0")")
 certificates=$nodes_dir/../../packaging/nats/coxswain-certificates
 
-[ $# -eq 1 ] || {
-    echo "usage: sh $0 PROGRAM" >&2
-    exit 2
-}
-program=$(realpath "$1")
-[ ! -d "$program" ] || program=$program/permissions_test
-[ -x "$program" ] || {
-    echo "there is no program $program" >&2
-    exit 2
-}
 [ "$(id -u)" -eq 0 ] && command -v nats-server >/dev/null && command -v ip >/dev/null || {
     echo "skipped: root, nats-server and iproute2 are needed" >&2
     exit 77
@@ -57,9 +46,8 @@ start_server() {
 start_server own "$dir/own/coxswain-nats.conf" 4222
 start_server impostor "$dir/impostor.conf" 4223
 
-# libnats trusts the CAs of the system, too, and takes 50 ms to load them for each connection.
-export SSL_CERT_FILE=/dev/null SSL_CERT_DIR=/nonexistent
 r=0
-net_exec b "$program" "nats://$address:4222" "$dir/own" "$dir/other" "nats://$address:4223" || r=$?
+net_exec b /usr/bin/python3 "$nodes_dir/permissions_test.py" "nats://$address:4222" "$dir/own" "$dir/other" \
+    "nats://$address:4223" "$@" || r=$?
 [ "$r" -eq 0 ] || tail -n 40 "$dir/own.log" >&2
 exit "$r"
