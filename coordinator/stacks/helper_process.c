@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -88,6 +89,11 @@ void cox_helper_process_end(struct cox_helper_process *helper)
 {
     siginfo_t info = {0};
     if (helper->pidfd >= 0) {
+        const uint64_t deadline_ns = cox_deadline_after_ms(COX_HELPER_END_MS);
+        struct pollfd ended = {.fd = helper->pidfd, .events = POLLIN};
+        syscall(SYS_pidfd_send_signal, helper->pidfd, SIGTERM, NULL, 0);
+        while (!ended.revents && cox_now_ns() < deadline_ns)
+            poll(&ended, 1, COX_HELPER_END_MS);
         syscall(SYS_pidfd_send_signal, helper->pidfd, SIGKILL, NULL, 0);
         cox_launch_reap(helper->pidfd, true, &info);
     }

@@ -14,6 +14,8 @@
 
 #include <coxswain/base.h>
 
+#define COX_HELPER_END_MS 1000
+
 struct cox_helper_process {
     int pidfd;
     /* the read end of its standard output, which does not block */
@@ -29,7 +31,8 @@ struct cox_helper_process {
  * none. Returns 0; -errno. */
 int cox_helper_process_start(const char *program, char *const *arguments, char *const *environment,
                              int extra_fd, struct cox_helper_process *ret_helper);
-/* Kills it, unless it has ended, and reaps it. Idempotent. */
+/* Ends it by SIGTERM, so that it can reap a child of its own, and by SIGKILL where that takes
+ * COX_HELPER_END_MS; reaps it. Idempotent. */
 void cox_helper_process_end(struct cox_helper_process *helper);
 
 #endif

@@ -199,7 +199,9 @@ static int by_number(const void *a, const void *b)
     return (one->tid > other->tid) - (one->tid < other->tid);
 }
 
-static void child_watch(pid_t child, const struct cox_stack_copy *copy)
+/* The coordinator ends this process by SIGTERM, which is blocked here: the child is reaped first,
+ * which would be left to whoever adopts orphans. */
+static void child_watch(pid_t child, const sigset_t *term, const struct cox_stack_copy *copy)
 {
     const uint64_t patience_ns = cox_deadline_after_ms(1000);
     for (;;) {
@@ -212,13 +214,21 @@ static void child_watch(pid_t child, const struct cox_stack_copy *copy)
              now > stopped_ns + COX_TRACER_MS * COX_NSEC_PER_MSEC) ||
             now > patience_ns)
             kill(child, SIGKILL);
-        nanosleep(&(struct timespec){.tv_nsec = 500000}, NULL);
+        if (sigtimedwait(term, NULL, &(struct timespec){.tv_nsec = 500000}) == SIGTERM) {
+            kill(child, SIGKILL);
+            waitpid(child, &status, 0);
+            _exit(128 + SIGTERM);
+        }
     }
 }
 
 int cox_tracer_copy(struct cox_rank_connection *connection, pid_t pid, pid_t writer, bool held,
                     struct cox_stack_copy *copy)
 {
+    sigset_t term, before;
+    sigemptyset(&term);
+    sigaddset(&term, SIGTERM);
+    sigprocmask(SIG_BLOCK, &term, &before);
     const pid_t self = getpid(), child = fork();
     if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -229,9 +239,12 @@ int cox_tracer_copy(struct cox_rank_connection *connection, pid_t pid, pid_t wri
             child_trace(connection, pid, writer, held, copy);
         _exit(0);
     }
-    if (child < 0)
-        return -errno;
-    child_watch(child, copy);
+    const int r = child < 0 ? -errno : 0;
+    if (r == 0)
+        child_watch(child, &term, copy);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    if (r)
+        return r;
     if (copy->count > COX_STACK_THREAD_MAX)
         copy->count = 0;
     qsort(copy->threads, copy->count, sizeof copy->threads[0], by_number);

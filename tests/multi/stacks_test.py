@@ -197,6 +197,31 @@ def a_flight_recorder_is_not_asked_where_it_is_off():
 
 
 @test
+def a_helper_that_is_told_to_end_leaves_no_child():
+    """The child that stops the rank's threads would be this process's, which adopts orphans."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+    ended = 0
+    with target("threads", "200") as pid, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("")
+        listener.listen(8)
+        for _ in range(1000):
+            with subprocess.Popen(["sh", "-c", 'exec "$@" 3<&0', "sh", program("coxswain"), "__stacks", str(pid), "2000"],
+                                  stdin=listener, stdout=subprocess.DEVNULL) as process:
+                children = "/proc/%d/task/%d/children" % (process.pid, process.pid)
+                while process.poll() is None and not harness.read(children):
+                    pass
+                process.terminate()
+            ended += process.returncode == 128 + signal.SIGTERM
+            left = [child for child in map(int, harness.read("/proc/self/task/%d/children" % os.getpid()).split()) if child != pid]
+            check(not left, "processes %s are left" % left)
+            if ended == 5:
+                break
+    libc.prctl(36, 0)
+    check(ended, "no helper had a child when it was told to end")
+
+
+@test
 def two_hundred_threads():
     with target("threads", "200") as pid:
         text = helper(pid)
