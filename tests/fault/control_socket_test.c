@@ -151,7 +151,7 @@ SOCKET_TEST(b52_b54_a_start_that_is_stopped_is_waited_for)
     for (size_t p = 0; p < sizeof held / sizeof held[0]; p++) {
         struct life life;
         struct second second;
-        int told[2], runtime_dir_fd, status;
+        int told[2], runtime_dir_fd;
         /* Something to sweep. */
         snprintf(life.plan, sizeof life.plan, "control_socket.named:kill");
         assert_true(struck(client_start(live_and_die, &life)));
@@ -159,8 +159,7 @@ SOCKET_TEST(b52_b54_a_start_that_is_stopped_is_waited_for)
         second.told = told[1];
         snprintf(life.plan, sizeof life.plan, "%s:stop", held[p]);
         pid_t first = client_start(live_and_die, &life);
-        assert_int_equal(waitpid(first, &status, WUNTRACED), first);
-        assert_true(WIFSTOPPED(status));
+        test_await_stopped(first);
         pid_t other = client_start(start_another, &second);
         assert_true(heard(told[0]));
         assert_int_equal(cox_runtime_dir_open(runtime_dir, false, &runtime_dir_fd, NULL), 0);
@@ -181,15 +180,11 @@ SOCKET_TEST(b4_p7_a_name_whose_owner_dies_during_a_start_is_free)
 {
     struct life owner = {.plan = "control_socket.accepted:stop"};
     struct life next = {.plan = "runtime_dir.swept:stop"};
-    int status;
     pid_t first = client_start(live_and_die, &owner);
-    assert_int_equal(waitpid(first, &status, WUNTRACED), first);
-    assert_true(WIFSTOPPED(status));
+    test_await_stopped(first);
     pid_t second = client_start(live_and_die, &next);
-    assert_int_equal(waitpid(second, &status, WUNTRACED), second);
-    assert_true(WIFSTOPPED(status));
-    kill(first, SIGKILL);
-    assert_int_equal(waitpid(first, &status, 0), first);
+    test_await_stopped(second);
+    test_kill_child(first);
     kill(second, SIGCONT);
     child_join(second);
     assert_int_equal(runtime_dir_count(), 0);

@@ -141,13 +141,12 @@ SOCKET_TEST(l15_b2_an_exporter_that_stops_between_two_steps)
     for (size_t i = 0; i < sizeof stops / sizeof stops[0]; i++) {
         struct life life;
         struct cox_handle handles[HANDLE_COUNT];
-        int told[2], status;
+        int told[2];
         assert_int_equal(pipe2(told, O_CLOEXEC), 0);
         life.told = told[1];
         snprintf(life.plan, sizeof life.plan, "%s", stops[i].plan);
         pid_t pid = client_start(export_and_put, &life);
-        assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
-        assert_true(WIFSTOPPED(status));
+        test_await_stopped(pid);
         assert_int_equal(read(told[0], &handles[0], sizeof handles[0]), sizeof handles[0]);
         expect_both(&handles[0], stops[i].code);
         if (stops[i].second) { /* the other one is not touched */
@@ -232,7 +231,6 @@ SOCKET_TEST(l15_b29_an_importer_that_dies_at_any_step_costs_no_other_anything)
 
 SOCKET_TEST(l8_an_exporter_that_dies_while_the_socket_is_asked_is_dead)
 {
-    int status;
     if (!filters_possible())
         skip();
     begin();
@@ -242,8 +240,7 @@ SOCKET_TEST(l8_an_exporter_that_dies_while_the_socket_is_asked_is_dead)
                               .handle = peer_export(&peer, PEER_EXPORT, 1),
                               .code = COX_PEER_DEAD};
     pid_t pid = client_start(import_once, &opening);
-    assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
-    assert_true(WIFSTOPPED(status));
+    test_await_stopped(pid);
     peer_kill(&peer);
     /* Found dead by its connection, or as its export was replied to. */
     await_log("with 1 fds left here, ");

@@ -18,15 +18,6 @@
 /* Exit status of a victim that was not killed. */
 #define SPARED 9
 
-static const char *const points[] = {
-    "pool.made",        "pool.joined",     "pool.claimed",   "pool.counted",  "pool.used",
-    "pool.uncounted",   "pool.closing",    "pool.checked",   "pool.reopened", "pool.freed",
-    "pool.hinted",      "pool.pages",      "pool.retained",  "pool.slab",     "pool.queue",
-    "pool.pinned",      "pool.unpinned",   "pool.sweeping",  "pool.swept",    "pool.left",
-    "domain.committed", "domain.returned", "memory.created",
-};
-#define POINT_COUNT (sizeof points / sizeof points[0])
-
 struct run {
     struct cox_pool_options options;
     int fds[2];
@@ -317,67 +308,52 @@ static bool strike(const struct run *kind, const char *point, uint32_t passage)
     return status != SPARED;
 }
 
-static bool struck[POINT_COUNT];
+static bool struck[COX_FAULT_POINT_COUNT];
+
+static bool is_of_pools(const char *point)
+{
+    return strncmp(point, "pool.", 5) == 0 || strncmp(point, "domain.", 7) == 0 ||
+           strcmp(point, "memory.created") == 0;
+}
 
 static void strike_everywhere(const struct run *kind)
 {
     uint32_t count = 0;
-    for (size_t i = 0; i < POINT_COUNT; i++)
-        for (uint32_t passage = 1; strike(kind, points[i], passage); passage++, count++)
-            struck[i] = true;
+    for (int p = 0; p < COX_FAULT_POINT_COUNT; p++) {
+        const char *point = cox_fault_name((enum cox_fault_point)p);
+        for (uint32_t passage = 1; is_of_pools(point) && strike(kind, point, passage); passage++) {
+            struck[p] = true;
+            count++;
+        }
+    }
     print_message("%" PRIu32 " deaths\n", count);
 }
 
-TEST(b37_b24_h20_killed_with_fixed_blocks)
-{
-    /* As many rows as processes live: the victim takes that of the dead one. */
-    const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
-                                         .block_size = 1024,
-                                         .block_count = 12,
-                                         .owner_count_max = 2}};
-    strike_everywhere(&kind);
-}
+/* With options of the pool. */
+#define KILL_TEST(name, ...)                                                                       \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        const struct run kind = {                                                                  \
+            .options = {.size = sizeof(struct cox_pool_options), __VA_ARGS__}};                    \
+        strike_everywhere(&kind);                                                                  \
+    }
 
-TEST(b37_b24_killed_with_fixed_blocks_on_demand)
-{
-    const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
-                                         .block_size = 4096,
-                                         .block_count = 12,
-                                         .owner_count_max = 4,
-                                         .on_demand = true,
-                                         .retain_size = 8192}};
-    strike_everywhere(&kind);
-}
-
-TEST(b37_b24_a30_killed_with_slabs)
-{
-    const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
-                                         .strategy = COX_POOL_SLAB,
-                                         .block_size = 1024,
-                                         .slab_size = 4096,
-                                         .slabs_size = 12 * 4096,
-                                         .owner_count_max = 4}};
-    strike_everywhere(&kind);
-}
-
-TEST(b37_b24_a30_killed_with_slabs_on_demand)
-{
-    const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
-                                         .strategy = COX_POOL_SLAB,
-                                         .block_size = 1024,
-                                         .slab_size = 4096,
-                                         .slabs_size = 12 * 4096,
-                                         .owner_count_max = 4,
-                                         .on_demand = true,
-                                         .retain_size = 4096}};
-    strike_everywhere(&kind);
-}
+/* As many rows as processes live: the victim takes that of the dead one. */
+KILL_TEST(b37_b24_h20_killed_with_fixed_blocks, .block_size = 1024, .block_count = 12,
+          .owner_count_max = 2)
+KILL_TEST(b37_b24_killed_with_fixed_blocks_on_demand, .block_size = 4096, .block_count = 12,
+          .owner_count_max = 4, .on_demand = true, .retain_size = 8192)
+KILL_TEST(b37_b24_a30_killed_with_slabs, .strategy = COX_POOL_SLAB, .block_size = 1024,
+          .slab_size = 4096, .slabs_size = 12 * 4096, .owner_count_max = 4)
+KILL_TEST(b37_b24_a30_killed_with_slabs_on_demand, .strategy = COX_POOL_SLAB, .block_size = 1024,
+          .slab_size = 4096, .slabs_size = 12 * 4096, .owner_count_max = 4, .on_demand = true,
+          .retain_size = 4096)
 
 TEST(b37_every_step_was_struck)
 {
-    for (size_t i = 0; i < POINT_COUNT; i++)
-        if (!struck[i])
-            fail_msg("nobody was killed at %s", points[i]);
+    for (int p = 0; p < COX_FAULT_POINT_COUNT; p++)
+        if (is_of_pools(cox_fault_name((enum cox_fault_point)p)) && !struck[p])
+            fail_msg("nobody was killed at %s", cox_fault_name((enum cox_fault_point)p));
 }
 
 #endif

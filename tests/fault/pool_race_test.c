@@ -74,15 +74,6 @@ static void opener_main(const struct forks_self *self)
     cox_pool_free(pool);
 }
 
-static void await_stop(pid_t pid)
-{
-    int status = 0;
-    while (waitpid(pid, &status, WUNTRACED) < 0)
-        assert_int_equal(errno, EINTR);
-    if (!WIFSTOPPED(status))
-        fail_msg("it ended with %#x", (unsigned)status);
-}
-
 static void await_step(struct race *race, uint32_t step)
 {
     AWAIT(atomic_load(&race->step) >= step);
@@ -116,11 +107,11 @@ TEST(b24_b31_the_last_to_release_takes_the_last_check_over)
     struct race *race = race_new(&pool);
     struct forks forks;
     forks_start(&forks, 1, closer_main, race);
-    await_stop(forks.pids[0]); /* it has set CLOSING, and has not checked */
+    test_await_stopped(forks.pids[0]); /* it has set CLOSING, and has not checked */
     forks_add(&forks, 1, 2, opener_main, race);
-    await_stop(forks.pids[1]); /* it counts, and has not checked */
+    test_await_stopped(forks.pids[1]); /* it counts, and has not checked */
     kill(forks.pids[0], SIGCONT);
-    await_stop(forks.pids[0]); /* it has seen the count, and has not stored USED */
+    test_await_stopped(forks.pids[0]); /* it has seen the count, and has not stored USED */
     kill(forks.pids[1], SIGCONT);
     await_step(race, 1);
     /* Its last compare-and-swap fails. */
@@ -162,7 +153,7 @@ TEST(b24_b31_a_reference_after_the_last_check_keeps_the_block)
     struct race *race = race_new(&pool);
     struct forks forks;
     forks_start(&forks, 1, looker_main, race);
-    await_stop(forks.pids[0]);
+    test_await_stopped(forks.pids[0]);
     forks_add(&forks, 1, 2, reader_main, race);
     await_step(race, 1);
     kill(forks.pids[0], SIGCONT);
@@ -211,7 +202,7 @@ TEST(a30_b31_no_block_of_a_slab_that_is_gone)
     struct forks forks;
     cox_pool_fds(pool, race->fds);
     forks_start(&forks, 1, wanting_main, race);
-    await_stop(forks.pids[0]); /* it has found a free block, and has not claimed it */
+    test_await_stopped(forks.pids[0]); /* it has found a free block, and has not claimed it */
     struct cox_block_ref all = pool_allocated(pool, 4 * 4096);
     kill(forks.pids[0], SIGCONT);
     await_step(race, 1);

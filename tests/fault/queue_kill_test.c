@@ -201,6 +201,18 @@ static void publish_one(void)
     detach(&own);
 }
 
+/* Dead endpoints that had messages to take. */
+static void leave_endpoints(void)
+{
+    struct own own = attach(true);
+    fixture_publisher(own.queue, own.host, domains, NULL);
+    fixture_subscriber(own.queue, own.bounce, &own.host, 1, domains, NULL);
+    struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, NULL);
+    fixture_subscriber(own.queue, NULL, &own.host, 1, domains, NULL);
+    child_publish(of_child, own.host, 2);
+    raise(SIGKILL);
+}
+
 typedef void (*scenario_fn)(void);
 
 /* Returns its pid. plan NULL: no fault. */
@@ -321,16 +333,26 @@ static void teardown_queue(const char *what)
     bounce = cox_pool_free(bounce);
 }
 
+struct scenario {
+    scenario_fn run;
+    /* what it is made for */
+    const char *step;
+    /* what another child does before; NULL: nothing */
+    scenario_fn first;
+    const char *first_plan;
+};
+
 /* Kills at the n-th passage, for each n until the child completes. Returns how often it killed. */
-static uint32_t strike(const char *point, scenario_fn scenario, void (*before)(void))
+static uint32_t strike(const char *point, const struct scenario *scenario)
 {
     for (uint32_t passage = 1;; passage++) {
         char plan[128];
         snprintf(plan, sizeof plan, "%s:kill:coordinator:%" PRIu32, point, passage);
         setup_queue();
-        if (before)
-            before();
-        bool killed = child_end(child_start(scenario, plan), plan);
+        if (scenario->first)
+            assert_int_equal(child_end(child_start(scenario->first, scenario->first_plan), "first"),
+                             scenario->first != leave_a_copy_to_others);
+        bool killed = child_end(child_start(scenario->run, plan), plan);
         teardown_queue(plan);
         if (!killed)
             return passage - 1;
@@ -338,98 +360,7 @@ static uint32_t strike(const char *point, scenario_fn scenario, void (*before)(v
     }
 }
 
-static void strike_each(const char *const *points, size_t count, scenario_fn scenario,
-                        void (*before)(void))
-{
-    for (size_t i = 0; i < count; i++)
-        if (strike(points[i], scenario, before) == 0)
-            fail_msg("%s: the scenario does not pass it", points[i]);
-}
-
-#define STRIKE(points, scenario, before)                                                           \
-    strike_each(points, sizeof points / sizeof points[0], scenario, before)
-
 /* ---- tests ---- */
-
-PLAIN_TEST(b37_h20_a_process_dies_at_each_step_and_nothing_is_lost)
-{
-    static const char *const points[] = {
-        "queue.locked",          "queue.unlocked",
-        "queue.domain_entered",  "queue.pool_entered",
-        "queue.pool_closed",     "queue.publisher_joined",
-        "queue.publisher_left",  "queue.subscriber_joined",
-        "queue.subscriber_left", "queue.intended",
-        "queue.pinned",          "queue.intent_cleared",
-        "queue.announced",       "queue.copy_filled",
-        "queue.row_filled",      "queue.published",
-        "queue.publish_done",    "queue.skipped",
-        "queue.taken",           "queue.take_counted",
-        "queue.copying",         "queue.copied",
-        "queue.copy_shared",     "queue.copy_over",
-        "queue.row_ending",      "queue.copy_unpinned",
-        "queue.row_ended",       "queue.counted",
-        "queue.armed",           "queue.disarmed",
-        "queue.filled",
-    };
-    /* Only the first process of a queue adds a domain. */
-    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
-        if (strcmp(points[i], "queue.domain_entered") != 0 &&
-            strike(points[i], do_everything, NULL) == 0)
-            fail_msg("%s: the scenario does not pass it", points[i]);
-    assert_true(strike("queue.domain_entered", reclaim, NULL) > 0);
-}
-
-PLAIN_TEST(h12_a_process_dies_while_it_makes_room)
-{
-    static const char *const points[] = {"queue.pool_cleared", "queue.domain_cleared"};
-    STRIKE(points, reclaim, NULL);
-}
-
-PLAIN_TEST(h9_a_process_dies_that_leaves_a_copy_to_others)
-{
-    static const char *const points[] = {"queue.free_pending"};
-    STRIKE(points, leave_a_copy_to_others, NULL);
-    /* And without a death. */
-    setup_queue();
-    assert_false(child_end(child_start(leave_a_copy_to_others, NULL), "no death"));
-    teardown_queue("a copy left to others");
-}
-
-static void leave_pending_free_before(void)
-{
-    assert_false(child_end(child_start(leave_a_copy_to_others, NULL), "before"));
-}
-
-PLAIN_TEST(h9_a_process_dies_while_it_lets_go_what_was_left_to_it)
-{
-    static const char *const points[] = {"queue.drained"};
-    STRIKE(points, do_everything, leave_pending_free_before);
-}
-
-/* Dead endpoints that had messages to take. */
-static void leave_endpoints(void)
-{
-    struct own own = attach(true);
-    fixture_publisher(own.queue, own.host, domains, NULL);
-    fixture_subscriber(own.queue, own.bounce, &own.host, 1, domains, NULL);
-    struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, NULL);
-    fixture_subscriber(own.queue, NULL, &own.host, 1, domains, NULL);
-    child_publish(of_child, own.host, 2);
-    raise(SIGKILL);
-}
-
-static void leave_before(void)
-{
-    assert_true(child_end(child_start(leave_endpoints, NULL), "before"));
-}
-
-PLAIN_TEST(b37_a_process_dies_while_it_takes_out_the_dead)
-{
-    static const char *const points[] = {"queue.reaped", "queue.counted", "queue.copy_unpinned"};
-    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
-        strike(points[i], sweep_only, leave_before);
-    assert_true(strike("queue.reaped", sweep_only, leave_before) > 0);
-}
 
 static uint64_t taken_one(struct cox_subscriber *subscriber, const char *what)
 {
@@ -478,77 +409,62 @@ PLAIN_TEST(b37_h8_a_publisher_dies_while_it_makes_room_in_the_queue)
         }
 }
 
-static void die_with_the_lock(void)
+/* At every passage of every step of the queue and of its pools, after a first death; among them is
+ * the step that the scenario is made for. */
+PLAIN_TEST(b37_b24_h9_h12_h20_a_process_dies_anywhere_and_nothing_is_lost)
 {
-    cox_fault_arm("queue.row_filled:kill:coordinator:2");
-    do_everything();
-}
-
-static void die_with_an_intent(void)
-{
-    cox_fault_arm("queue.pinned:kill:coordinator:3");
-    do_everything();
-}
-
-static void lock_before(void)
-{
-    assert_true(child_end(child_start(die_with_the_lock, NULL), "before"));
-}
-
-static void intent_before(void)
-{
-    assert_true(child_end(child_start(die_with_an_intent, NULL), "before"));
-}
-
-PLAIN_TEST(b37_a_process_dies_while_it_repairs_what_another_left)
-{
-    static const char *const points[] = {"queue.repairing", "queue.repaired", "queue.counted",
-                                         "queue.row_ended", "queue.locked"};
-    STRIKE(points, sweep_only, lock_before);
-    static const char *const more[] = {"queue.intent_cleared", "queue.repairing", "queue.repaired"};
-    STRIKE(more, sweep_only, intent_before);
-}
-
-/* At every passage of every step of the queue and of its pools, after a first death. */
-static uint32_t strike_everywhere(scenario_fn scenario, void (*before)(void))
-{
-    uint32_t count = 0;
-    for (int i = 0; i < COX_FAULT_POINT_COUNT; i++) {
-        const char *name = cox_fault_name((enum cox_fault_point)i);
-        if (strncmp(name, "queue.", 6) == 0 || strncmp(name, "pool.", 5) == 0)
-            count += strike(name, scenario, before);
-    }
-    return count;
-}
-
-PLAIN_TEST(b37_b24_h20_a_process_dies_anywhere_and_nothing_is_lost)
-{
-    static const struct {
-        scenario_fn scenario;
-        void (*before)(void);
-    } all[] = {
-        {do_everything, NULL},          {do_everything, leave_pending_free_before},
-        {leave_a_copy_to_others, NULL}, {reclaim, NULL},
-        {sweep_only, leave_before},     {sweep_only, lock_before},
-        {sweep_only, intent_before},
+    static const struct scenario all[] = {
+        {do_everything, "queue.filled", NULL, NULL},
+        {do_everything, "queue.drained", leave_a_copy_to_others, NULL},
+        {leave_a_copy_to_others, "queue.free_pending", NULL, NULL},
+        {reclaim, "queue.pool_cleared", NULL, NULL},
+        {sweep_only, "queue.reaped", leave_endpoints, NULL},
+        {sweep_only, "queue.repairing", do_everything, "queue.row_filled:kill:coordinator:2"},
+        {sweep_only, "queue.intent_cleared", do_everything, "queue.pinned:kill:coordinator:3"},
     };
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        print_message("%" PRIu32 " deaths\n", strike_everywhere(all[i].scenario, all[i].before));
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        uint32_t count = 0;
+        for (int p = 0; p < COX_FAULT_POINT_COUNT; p++) {
+            const char *name = cox_fault_name((enum cox_fault_point)p);
+            if (strncmp(name, "queue.", 6) != 0 && strncmp(name, "pool.", 5) != 0)
+                continue;
+            const uint32_t killed = strike(name, &all[i]);
+            if (!killed && strcmp(name, all[i].step) == 0)
+                fail_msg("%s: the scenario does not pass it", name);
+            count += killed;
+        }
+        print_message("%" PRIu32 " deaths\n", count);
+    }
 }
 
 /* ---- waiters ---- */
 
+/* A byte of each child that has joined; open throughout. */
 static int told[2];
+/* that a sleeper waits for as well, if it is there */
+static struct cox_queue *second;
+
+static void await_joined(void)
+{
+    char byte;
+    assert_int_equal(read(told[0], &byte, 1), 1);
+}
 
 static void sleep_and_tell(void)
 {
     struct own own = attach(true);
+    struct cox_queue *other = NULL;
     struct cox_queue_set *set;
-    struct cox_subscriber *ready;
+    struct cox_subscriber *ready, *of_other = NULL;
     struct cox_message message;
     struct cox_subscriber *sleeper =
         fixture_subscriber(own.queue, NULL, &own.host, 1, domains, NULL);
     COX_ASSERT(cox_queue_set_new(&set) == 0 && cox_queue_set_add(set, sleeper, NULL) == 0);
+    if (second) {
+        COX_ASSERT(cox_queue_attach(cox_queue_fd(second), NULL, &other, NULL) == 0);
+        of_other = fixture_subscriber(other, NULL, &own.host, 1, domains, NULL);
+        COX_ASSERT(cox_queue_set_add(set, of_other, NULL) == 0);
+    }
     COX_ASSERT(write(told[1], "j", 1) == 1);
     COX_ASSERT(cox_queue_set_wait(set, COX_DEADLINE_NEVER, &ready) == 0);
     COX_ASSERT(cox_subscriber_take(ready, &message, NULL) == 0 && fixture_is_sound(&message));
@@ -556,6 +472,8 @@ static void sleep_and_tell(void)
     cox_queue_set_remove(set, sleeper);
     cox_queue_set_free(set);
     cox_subscriber_free(sleeper);
+    cox_subscriber_free(of_other);
+    cox_queue_free(other);
     detach(&own);
 }
 
@@ -567,13 +485,8 @@ static struct cox_queue_layout_subscriber *sleeper_line(void)
 
 static void await_asleep(void)
 {
-    char byte;
-    assert_int_equal(read(told[0], &byte, 1), 1);
-    const uint64_t end_ns = cox_deadline_after_ms(10000);
-    while (!atomic_load(&sleeper_line()->subscriber_sleeping)) {
-        assert_true(cox_now_ns() < end_ns);
-        sched_yield();
-    }
+    await_joined();
+    AWAIT(atomic_load(&sleeper_line()->subscriber_sleeping));
 }
 
 static bool ends_soon(pid_t pid)
@@ -597,7 +510,6 @@ PLAIN_TEST(b36_b52_no_subscriber_sleeps_through_the_message_of_a_dead_publisher)
         "queue.woken",     "queue.row_filled",   "queue.intent_cleared",
         "queue.published", "queue.publish_done", "queue.unlocked",
     };
-    assert_int_equal(pipe(told), 0);
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
         for (uint32_t passage = 1; passage <= 4; passage++) {
             char plan[128];
@@ -623,34 +535,6 @@ PLAIN_TEST(b36_b52_no_subscriber_sleeps_through_the_message_of_a_dead_publisher)
             }
             note_struck(points[i]);
         }
-    close(told[0]);
-    close(told[1]);
-}
-
-static struct cox_queue *second;
-
-static void sleep_on_two(void)
-{
-    struct own own = attach(true);
-    struct cox_queue *other = NULL;
-    struct cox_queue_set *set;
-    struct cox_subscriber *ready = NULL;
-    struct cox_message message;
-    COX_ASSERT(cox_queue_attach(cox_queue_fd(second), NULL, &other, NULL) == 0);
-    struct cox_subscriber *of_first =
-        fixture_subscriber(own.queue, NULL, &own.host, 1, domains, NULL);
-    struct cox_subscriber *of_second = fixture_subscriber(other, NULL, &own.host, 1, domains, NULL);
-    COX_ASSERT(cox_queue_set_new(&set) == 0);
-    COX_ASSERT(cox_queue_set_add(set, of_first, NULL) == 0);
-    COX_ASSERT(cox_queue_set_add(set, of_second, NULL) == 0);
-    COX_ASSERT(cox_queue_set_wait(set, COX_DEADLINE_NEVER, &ready) == 0);
-    COX_ASSERT(cox_subscriber_take(ready, &message, NULL) == 0 && fixture_is_sound(&message));
-    fixture_let_go(&message);
-    cox_queue_set_free(set);
-    cox_subscriber_free(of_first);
-    cox_subscriber_free(of_second);
-    cox_queue_free(other);
-    detach(&own);
 }
 
 /* The waiter is stopped between its check and the futex call, while it announces its wait queue by
@@ -660,14 +544,13 @@ PLAIN_TEST(h14_b36_a_message_between_the_check_and_the_sleep_is_seen)
     for (int armed = 1; armed <= 2; armed++)
         for (int to = 0; to < 2; to++) {
             char plan[64];
-            int status;
             snprintf(plan, sizeof plan, "queue.armed:stop:coordinator:%d", armed);
             setup_queue();
             second = fixture_queue(DEPTH);
             struct cox_publisher *to_second = fixture_publisher(second, host, domains, NULL);
-            pid_t sleeper = child_start(sleep_on_two, plan);
-            assert_int_equal(waitpid(sleeper, &status, WUNTRACED), sleeper);
-            assert_true(WIFSTOPPED(status));
+            pid_t sleeper = child_start(sleep_and_tell, plan);
+            await_joined();
+            test_await_stopped(sleeper);
             assert_int_equal(
                 fixture_publish(to ? to_second : publisher, host, 100, ++user_data_last, NULL), 0);
             kill(sleeper, SIGCONT);
@@ -685,37 +568,26 @@ PLAIN_TEST(h14_b36_a_message_between_the_check_and_the_sleep_is_seen)
 PLAIN_TEST(b36_a_process_dies_that_waited_for_a_publisher)
 {
     for (int strikes = 0; strikes < 2; strikes++) {
-        int status;
         setup_queue();
-        assert_int_equal(pipe(told), 0);
         pid_t stuck = child_start(publish_one, "queue.announced:stop:coordinator:1");
-        assert_int_equal(waitpid(stuck, &status, WUNTRACED), stuck);
-        assert_true(WIFSTOPPED(status));
+        test_await_stopped(stuck);
         /* It cannot join before the lock is free: uses an endpoint of the parent, in a child's own
          * set. */
-        kill(stuck, SIGKILL);
-        assert_int_equal(waitpid(stuck, &status, 0), stuck);
+        test_kill_child(stuck);
         pid_t sleeper = child_start(sleep_and_tell,
                                     strikes ? "queue.publisher_awaited:kill:coordinator:1" : NULL);
-        char byte;
-        assert_int_equal(read(told[0], &byte, 1), 1);
+        await_joined();
         /* A corrupt word: the process that checks it repairs it. */
         atomic_store(&queue->layout->state.queue_publishing, 7);
         cox_queue_wake_subscriber(sleeper_line());
-        const uint64_t end_ns = cox_deadline_after_ms(10000);
-        while (atomic_load(&queue->layout->state.queue_publishing)) {
-            assert_true(cox_now_ns() < end_ns);
-            cox_queue_wake_subscriber(sleeper_line());
-            sched_yield();
-        }
+        AWAIT((cox_queue_wake_subscriber(sleeper_line()),
+               !atomic_load(&queue->layout->state.queue_publishing)));
         if (!strikes)
             assert_int_equal(fixture_publish(publisher, host, 100, ++user_data_last, NULL), 0);
         assert_int_equal(child_end(sleeper, "sleeper"), strikes != 0);
         if (strikes)
             note_struck("queue.publisher_awaited");
         teardown_queue("publisher awaited");
-        close(told[0]);
-        close(told[1]);
     }
 }
 
@@ -726,8 +598,7 @@ static void take_far(void)
     struct own own = attach(true);
     struct cox_subscriber *child_far =
         fixture_subscriber(own.queue, own.bounce, &own.host, 1, domains, NULL);
-    char byte = 'j';
-    COX_ASSERT(write(told[1], &byte, 1) == 1);
+    COX_ASSERT(write(told[1], "j", 1) == 1);
     AWAIT(cox_subscriber_pending(child_far) != 0);
     take_all(child_far, 1);
     cox_subscriber_free(child_far);
@@ -740,34 +611,23 @@ PLAIN_TEST(h6_b37_a_copier_dies_in_the_copy_and_a_waiter_makes_it)
 {
     static const char *const points[] = {"pool.claimed:stop", "queue.copied:stop"};
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
-        char byte;
-        int status;
-        assert_int_equal(pipe(told), 0);
         setup_queue();
         pid_t copier = child_start(take_far, points[i]);
-        assert_int_equal(read(told[0], &byte, 1), 1);
+        await_joined();
         pid_t waiter = child_start(take_far, "queue.copying:stop:coordinator:1000");
-        assert_int_equal(read(told[0], &byte, 1), 1);
+        await_joined();
         /* Either of the two may copy, but only one is stopped there. */
         kill(waiter, SIGSTOP);
-        assert_int_equal(waitpid(waiter, &status, WUNTRACED), waiter);
+        test_await_stopped(waiter);
         assert_int_equal(fixture_publish(publisher, host, 100, ++user_data_last, NULL), 0);
-        assert_int_equal(waitpid(copier, &status, WUNTRACED), copier);
-        assert_true(WIFSTOPPED(status));
+        test_await_stopped(copier);
         kill(waiter, SIGCONT);
-        const uint64_t end_ns = cox_deadline_after_ms(10000);
-        while (!atomic_load(&queue->layout->state.queue_copy_wait)) {
-            assert_true(cox_now_ns() < end_ns);
-            sched_yield();
-        }
-        kill(copier, SIGKILL);
-        assert_int_equal(waitpid(copier, &status, 0), copier);
+        AWAIT(atomic_load(&queue->layout->state.queue_copy_wait));
+        test_kill_child(copier);
         if (!ends_soon(waiter))
             fail_msg("%s: who waits for the copy of a dead process waits on", points[i]);
         assert_false(child_end(waiter, points[i]));
         teardown_queue(points[i]);
-        close(told[0]);
-        close(told[1]);
     }
 }
 
@@ -783,6 +643,7 @@ PLAIN_TEST(b37_every_step_was_struck)
 int main(void)
 {
     assert_int_equal(cox_domains_new(&domains), 0);
+    assert_int_equal(pipe(told), 0);
     int failed = test_run(NULL, NULL);
     cox_domains_free(domains);
     return failed;

@@ -193,3 +193,18 @@ void test_await_more(const struct timespec *since, const char *condition, const 
     fprintf(stderr, "%s:%d\n", file, line);
     _exit(1);
 }
+
+void test_await_stopped(pid_t child)
+{
+    int status = 0;
+    while (waitpid(child, &status, WUNTRACED) < 0)
+        assert_int_equal(errno, EINTR);
+    if (!WIFSTOPPED(status))
+        fail_msg("the child ended with %#x", (unsigned)status);
+}
+
+void test_kill_child(pid_t child)
+{
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+}

@@ -84,6 +84,11 @@ struct timespec test_await_since(void);
 void test_await_more(const struct timespec *since, const char *condition, const char *file,
                      int line);
 
+/* Until the child is stopped by a signal; fails the test if it ends. */
+void test_await_stopped(pid_t child);
+/* Kills a child of any state and reaps it. */
+void test_kill_child(pid_t child);
+
 /* ---- what a test owns ---- */
 
 /* Has release called with the object when the test has passed, and before its teardown: the last
