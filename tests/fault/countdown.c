@@ -423,6 +423,25 @@ struct cox_executor_options countdown_options(enum cox_attach attach, bool legac
     return options;
 }
 
+pid_t countdown_child(void (*say)(void *ret), void *ret_said, size_t size)
+{
+    int told[2];
+    COX_ASSERT(pipe(told) == 0);
+    const pid_t pid = fork();
+    COX_ASSERT(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        say(ret_said);
+        COX_ASSERT(write(told[1], ret_said, size) == (ssize_t)size);
+        for (;;)
+            pause();
+    }
+    COX_ASSERT(read(told[0], ret_said, size) == (ssize_t)size);
+    close(told[0]);
+    close(told[1]);
+    return pid;
+}
+
 void countdown_environment_shrink(void)
 {
     char path[4096];

@@ -107,6 +107,9 @@ const char *countdown_object(void);
 struct cox_geometry countdown_geometry(const struct cox_attach_mode *mode);
 /* Of a group of scripted workers: what fails in it is an error. */
 struct cox_executor_options countdown_options(enum cox_attach attach, bool legacy);
+/* A child that says `size` bytes by this function, and then lives until this process ends. Returns
+ * its pid. */
+pid_t countdown_child(void (*say)(void *ret), void *ret_said, size_t size);
 /* Every variable is two allocations for every process. */
 void countdown_environment_shrink(void);
 

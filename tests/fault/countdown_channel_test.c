@@ -415,14 +415,9 @@ COUNTDOWN_TEST(b15_b19_no_object_leaks_when_any_call_fails, EACH_MODE,
                SUBJECT(semaphore_attach, MAKES(struct cox_semaphore, semaphore_detach),
                        AROUND(semaphore_prepare, semaphore_restore)),
                SUBJECT(peer_open, MAKES(struct cox_peer, peer_close), .wordless = true),
-               {
-                   .name = "thread_start",
-                   .size = sizeof(pthread_t),
-                   .in_place = true, /* pthread_create may leave rubbish */
-                   .construct = thread_start,
-                   .destroy = thread_join,
-                   .wordless = true,
-               })
+               /* pthread_create may leave rubbish */
+               SUBJECT(thread_start, MAKES(pthread_t, thread_join), .in_place = true,
+                       .wordless = true))
 
 COUNTDOWN_TEST(b4_b19_b53_no_control_region_stays_when_any_call_fails, EACH_MODE,
                SUBJECT(control_create, MAKES(struct cox_control, control_created_destroy),
@@ -462,14 +457,8 @@ TEST(b4_b15_b19_no_channel_stays_when_any_call_fails)
     COUNTDOWN(EACH_MODE,
               SUBJECT(bundle_open, MAKES(struct cox_fd_bundle, bundle_close),
                       AROUND(group_prepare, group_restore), .in_place = true),
-              {
-                  .name = "gate_renew",
-                  .size = COX_WAKEUP_COUNT * sizeof(int),
-                  .construct = gate_renew,
-                  .destroy = wakeups_close,
-                  .prepare = renew_prepare,
-                  .restore = renew_restore,
-              });
+              SUBJECT(gate_renew, MAKES(int[COX_WAKEUP_COUNT], wakeups_close),
+                      AROUND(renew_prepare, renew_restore)));
 }
 
 COUNTDOWN_TEST(private_memory_is_given_back_when_any_of_it_is_refused, FAIL_ONE | FAIL_REST,

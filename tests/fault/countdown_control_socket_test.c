@@ -337,11 +337,9 @@ TEST_WITH(b15_b19_b47_no_connection_leaks_when_any_call_fails, connections_begin
         NAMED_SUBJECT("fd store", exchange, MAKES(int, exchange_end)),
         NAMED_SUBJECT("exporter_new with a control socket", exporter_new,
                       MAKES(struct cox_exporter *, exporter_free)),
-        {.name = "exporter_export at the control socket",
-         .size = sizeof(struct export),
-         .lenient = true, /* the number that is its turn may be too high */
-         .construct = export_once,
-         .destroy = export_end},
+        /* The number that is its turn may be too high. */
+        NAMED_SUBJECT("exporter_export at the control socket", export_once,
+                      MAKES(struct export, export_end), .lenient = true),
         SUBJECT(open_denied, MAKES(int, fd_end), AROUND(exporter_prepare_other, exporter_restore)),
         SUBJECT(open_by_proc, MAKES(int, exchange_end), AROUND(exporter_prepare, exporter_restore)),
         SUBJECT(pair, MAKES(int[2], pair_close), .wordless = true));

@@ -76,10 +76,7 @@ CONSTRUCT(attach_cuda, attach(cuda_id, cuda->fd, true, object, err))
 /* Reading the free space of /dev/shm is optional. */
 #define HOST_MEMORY(function)                                                                      \
     SUBJECT(function, MAKES(struct cox_domain_memory *, destroy), .lenient = true)
-#define ACT(function)                                                                              \
-    {                                                                                              \
-        .name = #function, .construct = function                                                   \
-    }
+#define ACT(function) SUBJECT(function, .size = 0)
 
 PLAIN_TEST(b15_b19_b29_b47_any_call_may_fail)
 {

@@ -66,18 +66,10 @@ static int transfer_new(void *object, struct cox_error *err)
 DESTROY(transfer_free, cox_transfer_free(*(struct cox_transfer **)object))
 
 COUNTDOWN_TEST(b15_b19_an_exchange_is_made_whole_or_not_at_all, EACH_MODE,
-               {
-                   .name = "exchange_new",
-                   .size = sizeof(struct cox_tensor_gather *),
-                   .construct = exchange_new,
-                   .destroy = exchange_free,
-                   .prepare = group_make,
-                   .restore = group_drop,
-                   .codes = codes,
-                   .word = "is none", /* the group, of an fd that it could not look at */
-                   .lenient = true,
-                   .costly = true,
-               })
+               /* The group "is none", of an fd that it could not look at. */
+               SUBJECT(exchange_new, MAKES(struct cox_tensor_gather *, exchange_free),
+                       AROUND(group_make, group_drop), .codes = codes, .word = "is none",
+                       .lenient = true, .costly = true))
 COUNTDOWN_TEST(b15_b19_an_engine_is_made_whole_or_not_at_all, FAIL_ONE | FAIL_REST,
                SUBJECT(engine_new, MAKES(struct cox_engine *, engine_free), .wordless = true),
                SUBJECT(links_new, MAKES(struct cox_links *, links_free), .wordless = true),

@@ -359,12 +359,8 @@ TEST(b15_b19_texts_are_read_whole_or_not_at_all)
 }
 
 COUNTDOWN_TEST(b19_look_ups_report_the_first_failure, EACH_MODE,
-               {
-                   .name = "worker_find",
-                   .size = sizeof(const char *),
-                   .construct = worker_find,
-                   .lenient = true, /* a program that cannot be looked at is searched in PATH */
-               },
+               /* A program that cannot be looked at is searched in PATH. */
+               SUBJECT(worker_find, .size = sizeof(const char *), .lenient = true),
                SUBJECT(model_find, .size = sizeof(const char *)))
 
 static void message_try(bool nested)

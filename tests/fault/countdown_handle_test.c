@@ -88,13 +88,9 @@ PLAIN_TEST(b15_b19_b29_b47_any_call_may_fail)
     COUNTDOWN(EACH_MODE, SUBJECT(self_load, .size = sizeof(struct cox_handle_self)),
               SUBJECT(exporter_new, MAKES(struct cox_exporter *, exporter_free)),
               SUBJECT(importer_new, MAKES(struct cox_importer *, importer_free)),
-              {.name = "exporter_export",
-               .size = sizeof(struct cox_handle),
-               .lenient = true, /* the number that is its turn may be too high */
-               .construct = export,
-               .destroy = put,
-               .prepare = exporter_prepare,
-               .restore = exporter_restore},
+              /* The number that is its turn may be too high. */
+              NAMED_SUBJECT("exporter_export", export, MAKES(struct cox_handle, put),
+                            AROUND(exporter_prepare, exporter_restore), .lenient = true),
               NAMED_SUBJECT("handle_open of another process", open_foreign, MAKES(int, fd_close)),
               NAMED_SUBJECT("handle_open of this process", open_own, MAKES(int, fd_close),
                             AROUND(exporter_prepare, exporter_restore)),
@@ -107,42 +103,27 @@ PLAIN_TEST(b15_b19_b29_b47_any_call_may_fail)
               NAMED_SUBJECT("importer_open of this process", import_own,
                             MAKES(struct cox_import *, import_close),
                             AROUND(importer_prepare, importer_restore)));
-    /* It makes one call, after which nothing follows. */
+    /* It makes one call, after which nothing follows. An exporter whose liveness cannot be checked
+     * counts as alive. */
     COUNTDOWN(FAIL_ONE | INTERRUPT,
-              {.name = "importer_open of what is open",
-               .size = sizeof(struct cox_import *),
-               .lenient = true, /* an exporter whose liveness cannot be checked counts as alive */
-               .construct = import_foreign,
-               .destroy = import_close,
-               .prepare = importer_prepare_open,
-               .restore = importer_restore});
+              NAMED_SUBJECT("importer_open of what is open", import_foreign,
+                            MAKES(struct cox_import *, import_close),
+                            AROUND(importer_prepare_open, importer_restore), .lenient = true));
 }
 
-static _Noreturn void child_main(int told)
+static void child_say(void *ret)
 {
     struct cox_exporter *of_child;
-    struct cox_handle handle;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     COX_ASSERT(cox_exporter_new(NULL, &of_child, NULL) == 0);
-    COX_ASSERT(cox_exporter_export(of_child, object_fd, 0, 0, &handle, NULL) == 0);
-    COX_ASSERT(write(told, &handle, sizeof handle) == sizeof handle);
-    for (;;)
-        pause();
+    COX_ASSERT(cox_exporter_export(of_child, object_fd, 0, 0, ret, NULL) == 0);
 }
 
 int main(void)
 {
-    int told[2];
     object_fd = memfd_create("countdown", MFD_CLOEXEC);
-    COX_ASSERT(object_fd >= 0 && ftruncate(object_fd, OBJECT_SIZE) == 0 && pipe(told) == 0);
-    pid_t pid = fork();
-    if (pid == 0)
-        child_main(told[1]);
-    COX_ASSERT(pid > 0 && read(told[0], &foreign, sizeof foreign) == sizeof foreign);
-    close(told[0]);
-    close(told[1]);
+    COX_ASSERT(object_fd >= 0 && ftruncate(object_fd, OBJECT_SIZE) == 0);
+    pid_t pid = countdown_child(child_say, &foreign, sizeof foreign);
     int failed = test_run(NULL, NULL);
-    kill(pid, SIGKILL);
-    waitpid(pid, NULL, 0);
+    test_kill_child(pid);
     return failed;
 }

@@ -143,33 +143,15 @@ DESTROY(copy_free, cox_lazy_copy_free(*(void **)object))
 
 static const int no_space[] = {COX_NO_SPACE, 0};
 
+#define PAYLOAD(name, function)                                                                    \
+    NAMED_SUBJECT(name, function, MAKES(struct cox_large_payload, drop),                           \
+                  AROUND(sender_prepare, sender_restore), .codes = no_space, .lenient = true)
+
 PLAIN_TEST(m3_b15_b19_b29_b47_any_call_may_fail)
 {
-    COUNTDOWN(EACH_MODE,
-              {.name = "large_payload_reserve",
-               .size = sizeof(struct cox_large_payload),
-               .codes = no_space,
-               .lenient = true, /* the number that is its fd's turn may be too high */
-               .construct = reserve,
-               .destroy = drop,
-               .prepare = sender_prepare,
-               .restore = sender_restore},
-              {.name = "large_payload_fill",
-               .size = sizeof(struct cox_large_payload),
-               .codes = no_space,
-               .lenient = true, /* as above */
-               .construct = fill,
-               .destroy = drop,
-               .prepare = sender_prepare,
-               .restore = sender_restore},
-              {.name = "large_payload_adopt",
-               .size = sizeof(struct cox_large_payload),
-               .codes = no_space,
-               .lenient = true, /* as above */
-               .construct = adopt,
-               .destroy = drop,
-               .prepare = sender_prepare,
-               .restore = sender_restore},
+    /* The number that is its fd's turn may be too high. */
+    COUNTDOWN(EACH_MODE, PAYLOAD("large_payload_reserve", reserve),
+              PAYLOAD("large_payload_fill", fill), PAYLOAD("large_payload_adopt", adopt),
               NAMED_SUBJECT("large_payload_reserve in place of another", reserve_larger,
                             AROUND(sender_prepare_kept, sender_restore), .codes = no_space,
                             .lenient = true, .destroy = reserve_nothing),
@@ -180,37 +162,24 @@ PLAIN_TEST(m3_b15_b19_b29_b47_any_call_may_fail)
               SUBJECT(view_copy, MAKES(void *, copy_free), .codes = no_space));
 }
 
-static _Noreturn void child_main(int told)
+static void child_say(void *ret)
 {
-    struct cox_large_payload_sender of_child;
-    struct cox_large_payload block = {0};
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    static struct cox_large_payload_sender of_child;
+    static struct cox_large_payload block;
     cox_large_payload_sender_init(&of_child);
     COX_ASSERT(cox_large_payload_reserve(&of_child, NULL, BLOCK_SIZE, &block, NULL) == 0);
     memcpy(block.region.base, "of the child", 12);
-    const struct cox_large_payload_ref ref = cox_large_payload_refer(&block, BLOCK_SIZE);
-    COX_ASSERT(write(told, &ref, sizeof ref) == sizeof ref);
-    for (;;)
-        pause();
+    *(struct cox_large_payload_ref *)ret = cox_large_payload_refer(&block, BLOCK_SIZE);
 }
 
 int main(void)
 {
-    int told[2];
-    COX_ASSERT(pipe(told) == 0);
-    pid_t pid = fork();
-    if (pid == 0)
-        child_main(told[1]);
-    COX_ASSERT(pid > 0 && read(told[0], &foreign, sizeof foreign) == sizeof foreign);
-    child.pid = pid;
-    COX_ASSERT(cox_peer_start_time(pid, &child.start) == 0);
-    close(told[0]);
-    close(told[1]);
+    child.pid = countdown_child(child_say, &foreign, sizeof foreign);
+    COX_ASSERT(cox_peer_start_time(child.pid, &child.start) == 0);
     file_fd = memfd_create("countdown", MFD_CLOEXEC);
     COX_ASSERT(file_fd >= 0 && ftruncate(file_fd, BLOCK_SIZE) == 0);
     int failed = test_run(NULL, NULL);
-    kill(pid, SIGKILL);
-    waitpid(pid, NULL, 0);
+    test_kill_child(child.pid);
     close(file_fd);
     return failed;
 }

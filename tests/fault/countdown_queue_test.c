@@ -51,11 +51,8 @@ PLAIN_TEST(h15_b15_b19_b47_nothing_stays_of_a_queue_when_any_call_fails)
         EACH_MODE, SUBJECT(queue_create, MAKES(struct cox_queue *, queue_free), .lenient = true),
         SUBJECT(queue_attach, MAKES(struct cox_queue *, queue_free)),
         SUBJECT(queue_open, MAKES(struct cox_queue *, queue_free)),
-        {.name = "publisher_new",
-         .size = sizeof(struct cox_publisher *),
-         .lenient = true, /* the number that is its turn may be too high */
-         .construct = publisher_new,
-         .destroy = publisher_free},
+        /* The number that is its turn may be too high. */
+        SUBJECT(publisher_new, MAKES(struct cox_publisher *, publisher_free), .lenient = true),
         SUBJECT(subscriber_new, MAKES(struct cox_subscriber *, subscriber_free), .lenient = true),
         SUBJECT(set_new, MAKES(struct cox_queue_set *, set_free), .wordless = true));
     assert_int_equal(fixture_used(host), 0);

@@ -41,7 +41,7 @@ def main():
     wrapped, plain, constructors, wrong = read_list(list_path)
     wraps = (folder / "countdown_wraps.c").read_text()
     for symbol in sorted(wrapped):
-        if not re.search(rf"(__wrap_|\bWRAP\([^,]*, ){symbol}\b", wraps):
+        if not re.search(rf"(__wrap_|\b(?:WRAP|FAILABLE)\([^,]*, |\bTAKES_BACK\(){symbol}\b", wraps):
             wrong.append(f"{symbol} is listed as wrapped and is not in countdown_wraps.c")
     imported, defined = {}, set()
     for library in libraries:

@@ -21,6 +21,24 @@ void (*countdown_at_poll)(void);
     (countdown_fails(&(const struct countdown_call){name, error, status, flags},                   \
                      __builtin_return_address(0)))
 
+/* A wrap of nothing else: the real one, or `failed`. */
+#define FAILABLE(type, name, failed, error, status, flags, parameters, arguments)                  \
+    type __real_##name parameters;                                                                 \
+    type __wrap_##name parameters;                                                                 \
+    type __wrap_##name parameters                                                                  \
+    {                                                                                              \
+        return FAILS(#name, error, status, flags) ? failed : __real_##name arguments;              \
+    }
+/* Of what takes something back: it works, and says that it did not. */
+#define TAKES_BACK(name, parameters, arguments)                                                    \
+    int __real_##name parameters;                                                                  \
+    int __wrap_##name parameters;                                                                  \
+    int __wrap_##name parameters                                                                   \
+    {                                                                                              \
+        int r = __real_##name arguments;                                                           \
+        return r < 0 ? r : countdown_took_back();                                                  \
+    }
+
 /* ---- memory ---- */
 
 static void *block(void *memory)
@@ -146,18 +164,11 @@ void countdown_free(void *memory)
     __wrap_free(memory);
 }
 
-WRAP(void *, mmap, void *address, size_t size, int protection, int flags, int fd, off_t offset)
-{
-    if (FAILS("mmap", ENOMEM, 0, 0))
-        return MAP_FAILED;
-    return __real_mmap(address, size, protection, flags, fd, offset);
-}
+FAILABLE(void *, mmap, MAP_FAILED, ENOMEM, 0, 0,
+         (void *address, size_t size, int protection, int flags, int fd, off_t offset),
+         (address, size, protection, flags, fd, offset))
 
-WRAP(int, munmap, void *address, size_t size)
-{
-    __real_munmap(address, size);
-    return countdown_took_back();
-}
+TAKES_BACK(munmap, (void *address, size_t size), (address, size))
 
 /* ---- files ---- */
 
@@ -179,72 +190,36 @@ int __wrap_open(const char *path, int flags, ...)
     return __real_open(path, flags, mode);
 }
 
-WRAP(int, close, int fd)
-{
-    __real_close(fd);
-    return countdown_took_back();
-}
+TAKES_BACK(close, (int fd), (fd))
 
-WRAP(int, statx, int folder_fd, const char *path, int flags, unsigned mask, struct statx *ret)
-{
-    return FAILS("statx", ENOMEM, 0, COUNTDOWN_PASSABLE)
-               ? -1
-               : __real_statx(folder_fd, path, flags, mask, ret);
-}
+FAILABLE(int, statx, -1, ENOMEM, 0, COUNTDOWN_PASSABLE,
+         (int folder_fd, const char *path, int flags, unsigned mask, struct statx *ret),
+         (folder_fd, path, flags, mask, ret))
 
-WRAP(int, fstat, int fd, struct stat *ret)
-{
-    return FAILS("fstat", ENOMEM, 0, COUNTDOWN_PASSABLE) ? -1 : __real_fstat(fd, ret);
-}
+FAILABLE(int, fstat, -1, ENOMEM, 0, COUNTDOWN_PASSABLE, (int fd, struct stat *ret), (fd, ret))
 
-WRAP(int, stat, const char *path, struct stat *ret)
-{
-    return FAILS("stat", ENOMEM, 0, COUNTDOWN_PASSABLE) ? -1 : __real_stat(path, ret);
-}
+FAILABLE(int, stat, -1, ENOMEM, 0, COUNTDOWN_PASSABLE, (const char *path, struct stat *ret),
+         (path, ret))
 
-WRAP(int, statvfs, const char *path, struct statvfs *ret)
-{
-    return FAILS("statvfs", ENOSYS, 0, COUNTDOWN_PASSABLE) ? -1 : __real_statvfs(path, ret);
-}
+FAILABLE(int, statvfs, -1, ENOSYS, 0, COUNTDOWN_PASSABLE, (const char *path, struct statvfs *ret),
+         (path, ret))
 
-WRAP(int, access, const char *path, int mode)
-{
-    return FAILS("access", ENOMEM, 0, COUNTDOWN_PASSABLE) ? -1 : __real_access(path, mode);
-}
+FAILABLE(int, access, -1, ENOMEM, 0, COUNTDOWN_PASSABLE, (const char *path, int mode), (path, mode))
 
-WRAP(int, faccessat, int folder, const char *path, int mode, int flags)
-{
-    if (FAILS("faccessat", ENOMEM, 0, COUNTDOWN_PASSABLE))
-        return -1;
-    return __real_faccessat(folder, path, mode, flags);
-}
+FAILABLE(int, faccessat, -1, ENOMEM, 0, COUNTDOWN_PASSABLE,
+         (int folder, const char *path, int mode, int flags), (folder, path, mode, flags))
 
-WRAP(ssize_t, readlink, const char *path, char *buffer, size_t size)
-{
-    return FAILS("readlink", ENOMEM, 0, 0) ? -1 : __real_readlink(path, buffer, size);
-}
+FAILABLE(ssize_t, readlink, -1, ENOMEM, 0, 0, (const char *path, char *buffer, size_t size),
+         (path, buffer, size))
 
-WRAP(int, fchmod, int fd, mode_t mode)
-{
-    return FAILS("fchmod", EROFS, 0, 0) ? -1 : __real_fchmod(fd, mode);
-}
+FAILABLE(int, fchmod, -1, EROFS, 0, 0, (int fd, mode_t mode), (fd, mode))
 
-WRAP(int, fchmodat, int folder, const char *path, mode_t mode, int flags)
-{
-    if (FAILS("fchmodat", EROFS, 0, 0))
-        return -1;
-    return __real_fchmodat(folder, path, mode, flags);
-}
+FAILABLE(int, fchmodat, -1, EROFS, 0, 0, (int folder, const char *path, mode_t mode, int flags),
+         (folder, path, mode, flags))
 
-WRAP(int, chmod, const char *path, mode_t mode)
-{
-    return FAILS("chmod", EROFS, 0, 0) ? -1 : __real_chmod(path, mode);
-}
+FAILABLE(int, chmod, -1, EROFS, 0, 0, (const char *path, mode_t mode), (path, mode))
 
-WRAP(int, mkdir, const char *path, mode_t mode)
-{
-    return FAILS("mkdir", ENOSPC, 0, 0) ? -1 : __real_mkdir(path, mode);
-}
+FAILABLE(int, mkdir, -1, ENOSPC, 0, 0, (const char *path, mode_t mode), (path, mode))
 
 int __real_openat(int folder, const char *path, int flags, ...);
 int __wrap_openat(int folder, const char *path, int flags, ...);
@@ -259,49 +234,25 @@ int __wrap_openat(int folder, const char *path, int flags, ...)
     return __real_openat(folder, path, flags, mode);
 }
 
-WRAP(int, renameat, int from, const char *old, int to, const char *path)
-{
-    return FAILS("renameat", ENOSPC, 0, 0) ? -1 : __real_renameat(from, old, to, path);
-}
+FAILABLE(int, renameat, -1, ENOSPC, 0, 0, (int from, const char *old, int to, const char *path),
+         (from, old, to, path))
 
-WRAP(int, unlinkat, int folder, const char *path, int flags)
-{
-    int r = __real_unlinkat(folder, path, flags);
-    return r < 0 ? r : countdown_took_back();
-}
+TAKES_BACK(unlinkat, (int folder, const char *path, int flags), (folder, path, flags))
 
-WRAP(DIR *, opendir, const char *path)
-{
-    return FAILS("opendir", EMFILE, 0, 0) ? NULL : __real_opendir(path);
-}
+FAILABLE(DIR *, opendir, NULL, EMFILE, 0, 0, (const char *path), (path))
 
-WRAP(DIR *, fdopendir, int fd)
-{
-    return FAILS("fdopendir", ENOMEM, 0, 0) ? NULL : __real_fdopendir(fd);
-}
+FAILABLE(DIR *, fdopendir, NULL, ENOMEM, 0, 0, (int fd), (fd))
 
-WRAP(int, memfd_create, const char *name, unsigned flags)
-{
-    return FAILS("memfd_create", EMFILE, 0, 0) ? -1 : __real_memfd_create(name, flags);
-}
+FAILABLE(int, memfd_create, -1, EMFILE, 0, 0, (const char *name, unsigned flags), (name, flags))
 
-WRAP(ssize_t, getrandom, void *buffer, size_t size, unsigned flags)
-{
-    return FAILS("getrandom", ENOSYS, 0, COUNTDOWN_INTERRUPTIBLE)
-               ? -1
-               : __real_getrandom(buffer, size, flags);
-}
+FAILABLE(ssize_t, getrandom, -1, ENOSYS, 0, COUNTDOWN_INTERRUPTIBLE,
+         (void *buffer, size_t size, unsigned flags), (buffer, size, flags))
 
-WRAP(int, linkat, int from, const char *old, int to, const char *path, int flags)
-{
-    return FAILS("linkat", ENOSPC, 0, 0) ? -1 : __real_linkat(from, old, to, path, flags);
-}
+FAILABLE(int, linkat, -1, ENOSPC, 0, 0,
+         (int from, const char *old, int to, const char *path, int flags),
+         (from, old, to, path, flags))
 
-WRAP(int, unlink, const char *path)
-{
-    int r = __real_unlink(path);
-    return r < 0 ? r : countdown_took_back();
-}
+TAKES_BACK(unlink, (const char *path), (path))
 
 WRAP(int, flock, int fd, int operation)
 {
@@ -311,42 +262,21 @@ WRAP(int, flock, int fd, int operation)
     return countdown_took_back();
 }
 
-WRAP(int, posix_fallocate, int fd, off_t offset, off_t size)
-{
-    if (FAILS("posix_fallocate", ENOSPC, COX_NO_SPACE, COUNTDOWN_INTERRUPTIBLE))
-        return errno;
-    return __real_posix_fallocate(fd, offset, size);
-}
+FAILABLE(int, posix_fallocate, errno, ENOSPC, COX_NO_SPACE, COUNTDOWN_INTERRUPTIBLE,
+         (int fd, off_t offset, off_t size), (fd, offset, size))
 
 /* A window that is not given back now is so with the next. */
-WRAP(int, fallocate, int fd, int mode, off_t offset, off_t size)
-{
-    if (FAILS("fallocate", EDQUOT, 0, COUNTDOWN_INTERRUPTIBLE | COUNTDOWN_PASSABLE))
-        return -1;
-    return __real_fallocate(fd, mode, offset, size);
-}
+FAILABLE(int, fallocate, -1, EDQUOT, 0, COUNTDOWN_INTERRUPTIBLE | COUNTDOWN_PASSABLE,
+         (int fd, int mode, off_t offset, off_t size), (fd, mode, offset, size))
 
-WRAP(int, ftruncate, int fd, off_t size)
-{
-    return FAILS("ftruncate", EDQUOT, 0, COUNTDOWN_INTERRUPTIBLE) ? -1 : __real_ftruncate(fd, size);
-}
+FAILABLE(int, ftruncate, -1, EDQUOT, 0, COUNTDOWN_INTERRUPTIBLE, (int fd, off_t size), (fd, size))
 
-WRAP(int, shm_open, const char *name, int flags, mode_t mode)
-{
-    return FAILS("shm_open", EMFILE, 0, 0) ? -1 : __real_shm_open(name, flags, mode);
-}
+FAILABLE(int, shm_open, -1, EMFILE, 0, 0, (const char *name, int flags, mode_t mode),
+         (name, flags, mode))
 
-WRAP(int, shm_unlink, const char *name)
-{
-    int r = __real_shm_unlink(name);
-    return r < 0 ? r : countdown_took_back();
-}
+TAKES_BACK(shm_unlink, (const char *name), (name))
 
-WRAP(int, sem_unlink, const char *name)
-{
-    int r = __real_sem_unlink(name);
-    return r < 0 ? r : countdown_took_back();
-}
+TAKES_BACK(sem_unlink, (const char *name), (name))
 
 /* Of a file or a pipe; an eventfd has its count or nothing. Once: what a child says of its own
  * failure is read. */
@@ -360,19 +290,11 @@ WRAP(ssize_t, read, int fd, void *buffer, size_t size)
     return __real_read(fd, buffer, size);
 }
 
-WRAP(ssize_t, pread, int fd, void *buffer, size_t size, off_t offset)
-{
-    if (FAILS("pread", EIO, 0, COUNTDOWN_INTERRUPTIBLE))
-        return -1;
-    return __real_pread(fd, buffer, size, offset);
-}
+FAILABLE(ssize_t, pread, -1, EIO, 0, COUNTDOWN_INTERRUPTIBLE,
+         (int fd, void *buffer, size_t size, off_t offset), (fd, buffer, size, offset))
 
-WRAP(ssize_t, pwrite, int fd, const void *bytes, size_t size, off_t offset)
-{
-    if (FAILS("pwrite", ENOSPC, COX_NO_SPACE, COUNTDOWN_INTERRUPTIBLE))
-        return -1;
-    return __real_pwrite(fd, bytes, size, offset);
-}
+FAILABLE(ssize_t, pwrite, -1, ENOSPC, COX_NO_SPACE, COUNTDOWN_INTERRUPTIBLE,
+         (int fd, const void *bytes, size_t size, off_t offset), (fd, bytes, size, offset))
 
 /* Into a file. A pipe or an eventfd of ours, far from full, takes what it gets. */
 WRAP(ssize_t, write, int fd, const void *bytes, size_t size)
@@ -384,21 +306,11 @@ WRAP(ssize_t, write, int fd, const void *bytes, size_t size)
     return __real_write(fd, bytes, size);
 }
 
-WRAP(FILE *, fopen, const char *path, const char *mode)
-{
-    return FAILS("fopen", EMFILE, 0, 0) ? NULL : __real_fopen(path, mode);
-}
+FAILABLE(FILE *, fopen, NULL, EMFILE, 0, 0, (const char *path, const char *mode), (path, mode))
 
-WRAP(FILE *, fdopen, int fd, const char *mode)
-{
-    return FAILS("fdopen", ENOMEM, 0, 0) ? NULL : __real_fdopen(fd, mode);
-}
+FAILABLE(FILE *, fdopen, NULL, ENOMEM, 0, 0, (int fd, const char *mode), (fd, mode))
 
-WRAP(int, fclose, FILE *file)
-{
-    __real_fclose(file);
-    return countdown_took_back();
-}
+TAKES_BACK(fclose, (FILE * file), (file))
 
 ssize_t __real___getdelim(char **line, size_t *capacity, int delimiter, FILE *file);
 
@@ -426,33 +338,17 @@ ssize_t __wrap___getdelim(char **line, size_t *capacity, int delimiter, FILE *fi
 
 /* ---- sockets ---- */
 
-WRAP(int, socketpair, int domain, int type, int protocol, int fds[2])
-{
-    if (FAILS("socketpair", EMFILE, 0, 0))
-        return -1;
-    return __real_socketpair(domain, type, protocol, fds);
-}
+FAILABLE(int, socketpair, -1, EMFILE, 0, 0, (int domain, int type, int protocol, int fds[2]),
+         (domain, type, protocol, fds))
 
-WRAP(ssize_t, send, int fd, const void *bytes, size_t size, int flags)
-{
-    if (FAILS("send", ENOBUFS, 0, COUNTDOWN_INTERRUPTIBLE))
-        return -1;
-    return __real_send(fd, bytes, size, flags);
-}
+FAILABLE(ssize_t, send, -1, ENOBUFS, 0, COUNTDOWN_INTERRUPTIBLE,
+         (int fd, const void *bytes, size_t size, int flags), (fd, bytes, size, flags))
 
-WRAP(ssize_t, recv, int fd, void *bytes, size_t size, int flags)
-{
-    if (FAILS("recv", ENOMEM, 0, COUNTDOWN_INTERRUPTIBLE))
-        return -1;
-    return __real_recv(fd, bytes, size, flags);
-}
+FAILABLE(ssize_t, recv, -1, ENOMEM, 0, COUNTDOWN_INTERRUPTIBLE,
+         (int fd, void *bytes, size_t size, int flags), (fd, bytes, size, flags))
 
-WRAP(ssize_t, sendmsg, int fd, const struct msghdr *message, int flags)
-{
-    if (FAILS("sendmsg", ENOBUFS, 0, COUNTDOWN_INTERRUPTIBLE))
-        return -1;
-    return __real_sendmsg(fd, message, flags);
-}
+FAILABLE(ssize_t, sendmsg, -1, ENOBUFS, 0, COUNTDOWN_INTERRUPTIBLE,
+         (int fd, const struct msghdr *message, int flags), (fd, message, flags))
 
 WRAP(ssize_t, recvmsg, int fd, struct msghdr *message, int flags)
 {
@@ -464,12 +360,9 @@ WRAP(ssize_t, recvmsg, int fd, struct msghdr *message, int flags)
     return __real_recvmsg(fd, message, flags);
 }
 
-WRAP(int, getsockopt, int fd, int level, int option, void *value, socklen_t *size)
-{
-    if (FAILS("getsockopt", ENOBUFS, 0, 0))
-        return -1;
-    return __real_getsockopt(fd, level, option, value, size);
-}
+FAILABLE(int, getsockopt, -1, ENOBUFS, 0, 0,
+         (int fd, int level, int option, void *value, socklen_t *size),
+         (fd, level, option, value, size))
 
 WRAP(int, setsockopt, int fd, int level, int option, const void *value, socklen_t size)
 {
@@ -479,41 +372,23 @@ WRAP(int, setsockopt, int fd, int level, int option, const void *value, socklen_
     return __real_setsockopt(fd, level, option, value, size);
 }
 
-WRAP(int, socket, int domain, int type, int protocol)
-{
-    return FAILS("socket", EMFILE, 0, 0) ? -1 : __real_socket(domain, type, protocol);
-}
+FAILABLE(int, socket, -1, EMFILE, 0, 0, (int domain, int type, int protocol),
+         (domain, type, protocol))
 
-WRAP(int, bind, int fd, const struct sockaddr *address, socklen_t size)
-{
-    return FAILS("bind", ENOSPC, 0, 0) ? -1 : __real_bind(fd, address, size);
-}
+FAILABLE(int, bind, -1, ENOSPC, 0, 0, (int fd, const struct sockaddr *address, socklen_t size),
+         (fd, address, size))
 
-WRAP(int, listen, int fd, int backlog)
-{
-    return FAILS("listen", ENOBUFS, 0, 0) ? -1 : __real_listen(fd, backlog);
-}
+FAILABLE(int, listen, -1, ENOBUFS, 0, 0, (int fd, int backlog), (fd, backlog))
 
-WRAP(int, connect, int fd, const struct sockaddr *address, socklen_t size)
-{
-    if (FAILS("connect", ENOMEM, 0, COUNTDOWN_INTERRUPTIBLE))
-        return -1;
-    return __real_connect(fd, address, size);
-}
+FAILABLE(int, connect, -1, ENOMEM, 0, COUNTDOWN_INTERRUPTIBLE,
+         (int fd, const struct sockaddr *address, socklen_t size), (fd, address, size))
 
-WRAP(int, accept4, int fd, struct sockaddr *address, socklen_t *size, int flags)
-{
-    if (FAILS("accept4", EMFILE, 0, COUNTDOWN_INTERRUPTIBLE | COUNTDOWN_PASSABLE))
-        return -1;
-    return __real_accept4(fd, address, size, flags);
-}
+FAILABLE(int, accept4, -1, EMFILE, 0, COUNTDOWN_INTERRUPTIBLE | COUNTDOWN_PASSABLE,
+         (int fd, struct sockaddr *address, socklen_t *size, int flags), (fd, address, size, flags))
 
 /* ---- processes ---- */
 
-WRAP(int, pipe2, int fds[2], int flags)
-{
-    return FAILS("pipe2", EMFILE, 0, 0) ? -1 : __real_pipe2(fds, flags);
-}
+FAILABLE(int, pipe2, -1, EMFILE, 0, 0, (int fds[2], int flags), (fds, flags))
 
 int __real_fcntl(int fd, int command, ...);
 int __wrap_fcntl(int fd, int command, ...);
@@ -532,30 +407,18 @@ int __wrap_fcntl(int fd, int command, ...)
     return __real_fcntl(fd, command, argument);
 }
 
-WRAP(int, eventfd, unsigned value, int flags)
-{
-    return FAILS("eventfd", ENFILE, 0, 0) ? -1 : __real_eventfd(value, flags);
-}
+FAILABLE(int, eventfd, -1, ENFILE, 0, 0, (unsigned value, int flags), (value, flags))
 
-WRAP(int, epoll_create1, int flags)
-{
-    return FAILS("epoll_create1", EMFILE, 0, 0) ? -1 : __real_epoll_create1(flags);
-}
+FAILABLE(int, epoll_create1, -1, EMFILE, 0, 0, (int flags), (flags))
 
-WRAP(int, epoll_ctl, int epoll_fd, int operation, int fd, struct epoll_event *event)
-{
-    return FAILS("epoll_ctl", ENOSPC, 0, 0) ? -1 : __real_epoll_ctl(epoll_fd, operation, fd, event);
-}
+FAILABLE(int, epoll_ctl, -1, ENOSPC, 0, 0,
+         (int epoll_fd, int operation, int fd, struct epoll_event *event),
+         (epoll_fd, operation, fd, event))
 
-WRAP(int, timerfd_create, int clock, int flags)
-{
-    return FAILS("timerfd_create", EMFILE, 0, 0) ? -1 : __real_timerfd_create(clock, flags);
-}
+FAILABLE(int, timerfd_create, -1, EMFILE, 0, 0, (int clock, int flags), (clock, flags))
 
-WRAP(int, signalfd, int fd, const sigset_t *set, int flags)
-{
-    return FAILS("signalfd", EMFILE, 0, 0) ? -1 : __real_signalfd(fd, set, flags);
-}
+FAILABLE(int, signalfd, -1, EMFILE, 0, 0, (int fd, const sigset_t *set, int flags),
+         (fd, set, flags))
 
 long __real_syscall(long number, ...);
 long __wrap_syscall(long number, ...);
@@ -603,25 +466,15 @@ int __wrap_prctl(int option, ...)
     return FAILS("prctl", EPERM, 0, 0) ? -1 : __real_prctl(option, argument, 0UL, 0UL, 0UL);
 }
 
-WRAP(int, dup2, int fd, int target)
-{
-    return FAILS("dup2", EBUSY, 0, 0) ? -1 : __real_dup2(fd, target);
-}
+FAILABLE(int, dup2, -1, EBUSY, 0, 0, (int fd, int target), (fd, target))
 
-WRAP(int, dup3, int fd, int target, int flags)
-{
-    return FAILS("dup3", EBUSY, 0, 0) ? -1 : __real_dup3(fd, target, flags);
-}
+FAILABLE(int, dup3, -1, EBUSY, 0, 0, (int fd, int target, int flags), (fd, target, flags))
 
-WRAP(int, close_range, unsigned first, unsigned last, int flags)
-{
-    return FAILS("close_range", ENOSYS, 0, 0) ? -1 : __real_close_range(first, last, flags);
-}
+FAILABLE(int, close_range, -1, ENOSYS, 0, 0, (unsigned first, unsigned last, int flags),
+         (first, last, flags))
 
-WRAP(int, execve, const char *path, char *const *argv, char *const *envp)
-{
-    return FAILS("execve", ENOEXEC, COX_EXEC_FAILED, 0) ? -1 : __real_execve(path, argv, envp);
-}
+FAILABLE(int, execve, -1, ENOEXEC, COX_EXEC_FAILED, 0,
+         (const char *path, char *const *argv, char *const *envp), (path, argv, envp))
 
 /* ---- threads, waiting ---- */
 
@@ -654,13 +507,8 @@ WRAP(int, poll, struct pollfd *fds, nfds_t count, int timeout_ms)
     return __real_poll(fds, count, timeout_ms);
 }
 
-WRAP(int, waitid, idtype_t type, id_t id, siginfo_t *ret, int options)
-{
-    return FAILS("waitid", 0, 0, COUNTDOWN_INTERRUPTIBLE) ? -1
-                                                          : __real_waitid(type, id, ret, options);
-}
+FAILABLE(int, waitid, -1, 0, 0, COUNTDOWN_INTERRUPTIBLE,
+         (idtype_t type, id_t id, siginfo_t *ret, int options), (type, id, ret, options))
 
-WRAP(int, sem_init, sem_t *sem, int shared, unsigned value)
-{
-    return FAILS("sem_init", ENOSPC, 0, 0) ? -1 : __real_sem_init(sem, shared, value);
-}
+FAILABLE(int, sem_init, -1, ENOSPC, 0, 0, (sem_t * sem, int shared, unsigned value),
+         (sem, shared, value))
