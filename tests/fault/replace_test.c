@@ -1,5 +1,6 @@
-/* Ranks get other processes, and these, or the coordinator, are killed and stopped at each step of
- * that. */
+/* Workers that are started by hand, and processes that ranks get later, are killed and stopped at
+ * each step of their attach: a start that waits for them continues to wait, or fails and names the
+ * rank. Then the coordinator is killed while ranks get other processes. */
 #include "tests/multi/hand.h"
 
 #include "channel/attach/named/names.h"
@@ -12,7 +13,7 @@
 #define NATIVE COX_TEST_BIN_DIR "/legacy_native"
 #define PASSAGE_COUNT 4
 
-/* In the order in which a worker passes them, as in by_hand_test.c. */
+/* In the order in which a worker passes them. */
 static const char *const points[] = {
     "control_socket.connected", "control_socket.asked", "attach.accepted",
     "attach.control",           "attach.claimed",       "attach.channel",
@@ -22,9 +23,17 @@ static const char *const points[] = {
 /* From here on the coordinator knows the process as rank 1, and before, it cannot. */
 #define FIRST_KNOWN 2
 #define LAST_UNKNOWN 0
+/* From here on it has said that it is there. */
+#define FIRST_ANNOUNCED 7
 /* A worker that the coordinator starts inherits the memory, and passes none before. */
 #define FIRST_INHERITED 3
+/* How long a start waits, at first. */
+#define BRIEF_MS 500
+#define BRIEF_FACTOR 4
+/* How long a start may take to look at the last rank. */
+#define HELD_MS 300
 
+/* plan NULL: none. */
 static pid_t worker_start(const struct hand *hand, const char *rank, const char *plan)
 {
     setenv("COXSWAIN_RANK", rank, 1);
@@ -35,6 +44,131 @@ static pid_t worker_start(const struct hand *hand, const char *rank, const char 
     unsetenv("COXSWAIN_FAULT");
     return pid;
 }
+
+static pid_t worker_start_at(const struct hand *hand, uint32_t rank, size_t p, const char *action)
+{
+    char plan[64];
+    snprintf(plan, sizeof plan, "%s:%s:%" PRIu32, points[p], action, rank);
+    return worker_start(hand, rank ? "1" : "0", plan);
+}
+
+/* Until it has ended, and was reaped by any process. */
+static void worker_gone(pid_t pid)
+{
+    AWAIT(waitpid(pid, NULL, WNOHANG) != 0);
+    assert_true(waitpid(pid, NULL, WNOHANG) < 0 && errno == ECHILD);
+}
+
+/* ---- a start ---- */
+
+TEST(p1_b53_a_worker_killed_on_its_way_in)
+{
+    test_needs_processes();
+    for (size_t p = 0; p < POINT_COUNT; p++) {
+        struct hand hand = {0};
+        hand_open(&hand, 2, test_attach());
+        worker_gone(worker_start_at(&hand, 1, p, "kill"));
+        /* Two others; they are late if the start has ended. */
+        pid_t others[2] = {worker_start(&hand, "0", NULL), worker_start(&hand, "1", NULL)};
+        pthread_join(hand.thread, NULL);
+        const bool missed = hand.result == COX_PEER_DEAD && p > LAST_UNKNOWN &&
+                            strstr(hand.err.text, "rank 1 (pid ");
+        if (hand.result == 0 ? p >= FIRST_KNOWN : !missed)
+            fail_msg("%s: %d: %s", points[p], hand.result, hand.err.text);
+        if (hand.result == 0)
+            test_expect_echo(hand.group, "by hand");
+        hand_free(&hand);
+        worker_gone(others[0]);
+        worker_gone(others[1]);
+    }
+}
+
+/* The supervisor has no processor from the death until long after the last rank has attached. */
+TEST(p1_b53_a_death_that_the_supervisor_has_not_seen_yet_ends_the_start)
+{
+    test_needs_processes();
+    for (size_t p = FIRST_ANNOUNCED; p < POINT_COUNT; p++) {
+        struct hand hand = {0};
+        cox_fault_arm("death.seen:hold:coordinator");
+        hand_open(&hand, 2, test_attach());
+        pid_t dead = worker_start_at(&hand, 1, p, "kill");
+        worker_gone(dead);
+        pid_t other = worker_start(&hand, "0", "attached:stop:0");
+        test_await_stopped(other);
+        const struct timespec until = cox_deadline_timespec(cox_deadline_after_ms(HELD_MS));
+        bool ended = pthread_clockjoin_np(hand.thread, NULL, CLOCK_MONOTONIC, &until) == 0;
+        cox_fault_arm(NULL);
+        kill(other, SIGCONT);
+        if (!ended)
+            pthread_join(hand.thread, NULL);
+        char named[32];
+        snprintf(named, sizeof named, "rank 1 (pid %d)", dead);
+        if (hand.result != COX_PEER_DEAD || !strstr(hand.err.text, named))
+            fail_msg("%s: %d: %s", points[p], hand.result, hand.err.text);
+        worker_gone(other);
+        hand_free(&hand);
+    }
+}
+
+TEST(p3_b52_a_worker_stopped_on_its_way_in_is_waited_for)
+{
+    test_needs_processes();
+    for (size_t p = 0; p < POINT_COUNT; p++) {
+        struct hand hand = {0};
+        hand_open(&hand, 2, test_attach());
+        pid_t stopped = worker_start_at(&hand, 1, p, "stop");
+        pid_t other = worker_start(&hand, "0", NULL);
+        test_await_stopped(stopped);
+        assert_int_equal(kill(stopped, SIGCONT), 0);
+        hand_complete(&hand);
+        test_expect_echo(hand.group, "by hand");
+        hand_free(&hand);
+        worker_gone(stopped);
+        worker_gone(other);
+    }
+}
+
+/* One start, rank 0 stopped on its way in. True: it was named with its state. False: the machine
+ * may have been too slow for it to come so far in time. */
+static bool names_the_stopped(size_t p, uint64_t timeout_ms)
+{
+    struct hand hand = {.options.times.start_timeout_ms = timeout_ms};
+    char named[64];
+    int status = 0;
+    hand_open(&hand, 2, test_attach());
+    pid_t stopped = worker_start_at(&hand, 0, p, "stop"), other = worker_start(&hand, "1", NULL);
+    assert_int_equal(waitpid(stopped, &status, WUNTRACED), stopped);
+    pthread_join(hand.thread, NULL);
+    snprintf(named, sizeof named, "rank 0 (pid %d) is alive", stopped);
+    bool known = strstr(hand.err.text, named) != NULL;
+    bool told = known && strstr(hand.err.text, "stopped by a signal") && WIFSTOPPED(status);
+    bool unknown = strstr(hand.err.text, "rank 0 has not attached in time: start it");
+    if (!known && WIFSTOPPED(status))
+        kill(stopped, SIGKILL); /* the group did not know it */
+    if (!told)
+        print_message("%s, %" PRIu64 " ms: %s\n", points[p], timeout_ms, hand.err.text);
+    if (hand.result != COX_TIMEOUT || (!known && !unknown) || (known && p <= LAST_UNKNOWN))
+        fail_msg("%s: %d: %s", points[p], hand.result, hand.err.text);
+    if (WIFSTOPPED(status))
+        worker_gone(stopped);
+    worker_gone(other);
+    hand_free(&hand);
+    return told || (unknown && WIFSTOPPED(status) && p < FIRST_KNOWN);
+}
+
+TEST(p3_b2_a_start_with_a_deadline_names_the_worker_that_is_stopped)
+{
+    test_needs_processes();
+    /* Behind the last two it has said that it is there. */
+    for (size_t p = 0; p + 2 < POINT_COUNT; p++) {
+        uint64_t timeout_ms = BRIEF_MS;
+        while (!names_the_stopped(p, timeout_ms) && timeout_ms < TEST_PATIENCE_MS)
+            timeout_ms *= BRIEF_FACTOR;
+        assert_true(timeout_ms < TEST_PATIENCE_MS);
+    }
+}
+
+/* ---- a replacement ---- */
 
 static void group_by_hand(struct hand *hand, pid_t pids[2])
 {
@@ -53,30 +187,34 @@ static void group_end(struct hand *hand, const pid_t pids[2])
         assert_int_equal(hand_worker_end(pids[i]), 0);
 }
 
+static void replacement_comes(struct order *order, struct hand *hand, const pid_t pids[2],
+                              const char *what)
+{
+    if (order_end(order))
+        fail_msg("%s: %d: %s", what, order->result, order->err.text);
+    group_end(hand, pids);
+}
+
 /* A worker started by hand, killed at the point; another one comes later. */
 static void replaced_at(size_t p)
 {
     struct hand hand = {0};
     struct order order;
     pid_t pids[2];
-    char plan[64];
-    snprintf(plan, sizeof plan, "%s:kill:1", points[p]);
     group_by_hand(&hand, pids);
     order_give(&order, &hand, 1, COX_DEADLINE_NEVER, 1);
-    pid_t struck = worker_start(&hand, "1", plan);
+    pid_t struck = worker_start_at(&hand, 1, p, "kill");
     assert_int_equal(hand_worker_end(struck), 128 + SIGKILL);
     if (p <= LAST_UNKNOWN) { /* the wait continues */
         pids[1] = worker_start(&hand, "1", NULL);
-        if (order_end(&order))
-            fail_msg("%s: %d: %s", plan, order.result, order.err.text);
-        group_end(&hand, pids);
+        replacement_comes(&order, &hand, pids, points[p]);
         return;
     }
     /* Where it is not sure to be known, an end of the wait is brought about by another one. */
     pid_t second = p < FIRST_KNOWN ? worker_start(&hand, "1", NULL) : 0;
     int r = order_end(&order);
     if (r && r != COX_PEER_DEAD)
-        fail_msg("%s: %d: %s", plan, r, order.err.text);
+        fail_msg("%s: %d: %s", points[p], r, order.err.text);
     if (r)
         assert_contains(order.err.text, "rank 1 (pid ");
     if (r == 0 && second) {
@@ -91,9 +229,7 @@ static void replaced_at(size_t p)
     assert_int_equal(test_call_how(hand.group, NULL, &how, "echo still there?"), COX_PEER_DEAD);
     order_give(&order, &hand, 1, COX_DEADLINE_NEVER, 2);
     pids[1] = worker_start(&hand, "1", NULL);
-    if (order_end(&order))
-        fail_msg("%s: %d: %s", plan, order.result, order.err.text);
-    group_end(&hand, pids);
+    replacement_comes(&order, &hand, pids, points[p]);
 }
 
 TEST(p1_p8_a_replacement_killed_on_its_way_in)
@@ -110,18 +246,12 @@ TEST(p3_p8_a_replacement_stopped_on_its_way_in_is_waited_for)
         struct hand hand = {0};
         struct order order;
         pid_t pids[2];
-        char plan[64];
-        int status = 0;
-        snprintf(plan, sizeof plan, "%s:stop:1", points[p]);
         group_by_hand(&hand, pids);
         order_give(&order, &hand, 1, COX_DEADLINE_NEVER, 1);
-        pids[1] = worker_start(&hand, "1", plan);
-        assert_int_equal(waitpid(pids[1], &status, WUNTRACED), pids[1]);
-        assert_true(WIFSTOPPED(status));
+        pids[1] = worker_start_at(&hand, 1, p, "stop");
+        test_await_stopped(pids[1]);
         assert_int_equal(kill(pids[1], SIGCONT), 0);
-        if (order_end(&order))
-            fail_msg("%s: %d: %s", plan, order.result, order.err.text);
-        group_end(&hand, pids);
+        replacement_comes(&order, &hand, pids, points[p]);
     }
 }
 
