@@ -40,9 +40,7 @@ static void meddler_main(const struct forks_self *self)
     uint64_t size =
         sizeof(struct cox_group_layout) + RANK_COUNT * sizeof(struct cox_group_layout_rank);
     uint64_t pause = next(&state) % 2000;
-    uint8_t *bytes = mmap(NULL, cox_group_memory_size(RANK_COUNT, 0), PROT_READ | PROT_WRITE,
-                          MAP_SHARED, session->memory_fd, 0);
-    FORK_CHECK(bytes != MAP_FAILED, "map");
+    uint8_t *bytes = rank_group_map(session->memory_fd, RANK_COUNT);
     while (atomic_load(&session->ended) < RANK_COUNT) {
         if (!session->from_the_start && atomic_load(&session->joined) < RANK_COUNT) {
             sched_yield();
@@ -67,16 +65,6 @@ static void meddler_main(const struct forks_self *self)
         if (next(&state) % 16 == 0)
             usleep(100);
     }
-}
-
-static int fds_once(struct cox_group *group, uint64_t deadline_ns)
-{
-    int fds[RANK_COUNT] = {-1, -1, -1, -1};
-    _cox_cleanup_(cox_close_fd) int fd = memfd_create("own", MFD_CLOEXEC);
-    int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, deadline_ns, NULL);
-    for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
-        cox_close_fd(&fds[rank]);
-    return r;
 }
 
 static void epoch_meet(struct session *session, struct cox_group *group, uint64_t *epoch)
@@ -122,7 +110,7 @@ static void rank_main(const struct forks_self *self)
         if (r == 0)
             r = cox_group_barrier(all, deadline_ns, NULL);
         if (r == 0 && i % 8 == 0)
-            r = fds_once(group, deadline_ns);
+            r = rank_group_fds(self, group, UINT32_MAX, deadline_ns);
         FORK_CHECK(cox_now_ns() < begun_ns + COX_NSEC_PER_MSEC * TEST_PATIENCE_MS, "for ever");
         atomic_fetch_add(&session->good, r == 0);
         if (r && r != COX_PEER_DEAD) { /* that is permanent, whoever wrote it */
@@ -144,9 +132,7 @@ TEST(p10_b14_b23_bits_flipped_under_a_group)
         struct forks forks;
         session->seed = seed;
         session->from_the_start = seed % 3 == 0;
-        session->memory_fd = memfd_create("group", MFD_CLOEXEC);
-        assert_int_equal(ftruncate(session->memory_fd, (off_t)cox_group_memory_size(RANK_COUNT, 0)),
-                         0);
+        session->memory_fd = rank_group_memory(RANK_COUNT);
         forks_start(&forks, RANK_COUNT, rank_main, session);
         forks_add(&forks, RANK_COUNT, RANK_COUNT + 1, meddler_main, session);
         forks_wait(&forks);
@@ -169,13 +155,7 @@ struct victim {
 static void waits_main(const struct forks_self *self)
 {
     struct victim *victim = self->context;
-    struct cox_group *group = NULL;
-    const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
-                                              .fd = victim->memory_fd,
-                                              .rank = self->rank,
-                                              .rank_count = 2,
-                                              .deadline_ns = rank_group_patience()};
-    FORK_CHECK(cox_group_join(&options, &group, NULL) == 0, "join");
+    struct cox_group *group = rank_group_join_fd(self, victim->memory_fd, 2);
     rank_group_barrier(self, group);
     if (self->rank == 0) {
         atomic_store(&victim->waiting, 1);
@@ -193,9 +173,7 @@ static void flips_main(const struct forks_self *self)
 {
     struct victim *victim = self->context;
     uint64_t size = sizeof(struct cox_group_layout) + 2 * sizeof(struct cox_group_layout_rank);
-    uint8_t *bytes = mmap(NULL, cox_group_memory_size(2, 0), PROT_READ | PROT_WRITE, MAP_SHARED,
-                          victim->memory_fd, 0);
-    FORK_CHECK(bytes != MAP_FAILED, "map");
+    uint8_t *bytes = rank_group_map(victim->memory_fd, 2);
     struct cox_group_layout *layout = (struct cox_group_layout *)bytes;
     AWAIT(atomic_load(&victim->waiting));
     /* The part and identity of rank 1, which has not arrived. */
@@ -218,8 +196,7 @@ TEST(p10_no_flipped_bit_is_an_arrival)
 {
     struct victim *victim = forks_share(sizeof *victim);
     struct forks forks;
-    victim->memory_fd = memfd_create("group", MFD_CLOEXEC);
-    assert_int_equal(ftruncate(victim->memory_fd, (off_t)cox_group_memory_size(2, 0)), 0);
+    victim->memory_fd = rank_group_memory(2);
     forks_start(&forks, 2, waits_main, victim);
     forks_add(&forks, 2, 3, flips_main, victim);
     forks_wait(&forks);

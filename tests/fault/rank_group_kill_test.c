@@ -39,45 +39,14 @@ struct plan {
     int memory_fd;
 };
 
-static int fds_once(const struct forks_self *self, struct cox_group *group, uint32_t source,
-                    struct cox_error *err)
-{
-    int fds[RANK_COUNT] = {-1, -1, -1, -1}, got = -1, r;
-    _cox_cleanup_(cox_close_fd) int fd = memfd_create("own", MFD_CLOEXEC);
-    if (source == UINT32_MAX)
-        r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(), err);
-    else
-        r = cox_group_broadcast_fd(group, source, self->rank == source ? fd : -1, COX_GROUP_FD_KEEP,
-                                   &got, rank_group_patience(), err);
-    for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
-        cox_close_fd(&fds[rank]);
-    cox_close_fd(&got);
-    return r;
-}
-
 /* Every operation once; from the second round on the victim ends one. */
 static int operations(const struct forks_self *self, struct cox_group *group, struct cox_group *all,
-                      uint64_t epoch, struct cox_error *err)
+                      uint64_t epoch)
 {
-    uint8_t value[1500] = {1}, values[1500 * RANK_COUNT];
-    int r = cox_group_barrier(group, rank_group_patience(), err);
-    if (r == 0)
-        r = cox_group_gather(group, value, 100, values, rank_group_patience(), err);
-    if (r == 0)
-        r = cox_group_barrier(all, rank_group_patience(), err);
-    if (r == 0)
-        r = fds_once(self, group, UINT32_MAX, err);
-    if (r == 0)
-        r = fds_once(self, all, VICTIM, err);
-    if (r == 0)
-        r = fds_once(self, group, 0, err);
-    if (r == 0) /* in two pieces */
-        r = cox_group_gather(all, value, sizeof value, values, rank_group_patience(), err);
+    int r = rank_group_operations(self, group, all, TEST_PATIENCE_MS);
     if (r == 0 && self->rank == VICTIM && epoch % 2)
         cox_group_abort(group);
-    if (r == 0)
-        r = cox_group_barrier(group, rank_group_patience(), err);
-    return r;
+    return r ? r : cox_group_barrier(group, rank_group_patience(), test_err());
 }
 
 static void rank_main(const struct forks_self *self)
@@ -114,7 +83,7 @@ static void rank_main(const struct forks_self *self)
     }
     uint64_t epoch = 0;
     while (r == 0 && epoch < ROUNDS) {
-        r = operations(self, group, all, epoch, test_err());
+        r = operations(self, group, all, epoch);
         if (r == COX_ABORTED)
             r = 0;
         if (r == 0 && self->rank == VICTIM && plan->death->leaves)
@@ -125,16 +94,13 @@ static void rank_main(const struct forks_self *self)
     if (r == 0)
         _exit(SPARED);
     /* Also for the last rank to notice, from ranks that have left by then because they saw it. */
-    FORK_CHECK(r == COX_PEER_DEAD && strstr(test_error.text, "rank 1 "), "%d %s", r,
-               test_error.text);
+    RANK_GROUP_DEAD(r, "rank 1 ");
     if (group) {
         r = cox_group_barrier(group, rank_group_patience(), test_err());
-        FORK_CHECK(r == COX_PEER_DEAD && strstr(test_error.text, "rank 1 "), "from then on: %d %s",
-                   r, test_error.text);
+        RANK_GROUP_DEAD(r, "rank 1 "); /* from then on */
         FORK_CHECK(cox_group_align(group, 1000) == 0, "align");
         r = cox_group_barrier(group, rank_group_patience(), test_err());
-        FORK_CHECK(r == COX_PEER_DEAD && strstr(test_error.text, "rank 1 "), "for good: %d %s", r,
-                   test_error.text);
+        RANK_GROUP_DEAD(r, "rank 1 "); /* for good */
     }
     cox_group_leave(group);
 }
@@ -156,21 +122,6 @@ static int alone(const char *name)
     return r;
 }
 
-static int memory_new(void)
-{
-    int fd = memfd_create("group", MFD_CLOEXEC);
-    COX_ASSERT(fd >= 0 && ftruncate(fd, (off_t)cox_group_memory_size(RANK_COUNT, 0)) == 0);
-    return fd;
-}
-
-static struct cox_group_layout *memory_map(int fd)
-{
-    void *map =
-        mmap(NULL, cox_group_memory_size(RANK_COUNT, 0), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    COX_ASSERT(map != MAP_FAILED);
-    return map;
-}
-
 /* All but the victim have joined under this name. */
 static void others_await(const char *name)
 {
@@ -179,7 +130,7 @@ static void others_await(const char *name)
     snprintf(path, sizeof path, "/dev/shm/%s_group", name);
     while ((fd = open(path, O_RDWR | O_CLOEXEC)) < 0)
         sched_yield();
-    struct cox_group_layout *layout = memory_map(fd);
+    struct cox_group_layout *layout = rank_group_map(fd, RANK_COUNT);
     for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
         AWAIT(!(rank != VICTIM && cox_group_holder_state(atomic_load(
                                       &layout->ranks[rank].identity.holder)) != COX_GROUP_JOINED));
@@ -212,7 +163,7 @@ static void strike(const struct death *death, uint32_t passage)
     for (int attempt = 0; status != 128 + SIGKILL && attempt < 500; attempt++) {
         struct forks forks;
         if (death->by_fd)
-            plan.memory_fd = memory_new();
+            plan.memory_fd = rank_group_memory(RANK_COUNT);
         uint32_t victim = ranks_start(&forks, &plan);
         cox_close_fd(&plan.memory_fd);
         status = forks_end(&forks, victim);
@@ -330,8 +281,7 @@ static void crowd_main(const struct forks_self *self)
         for (uint32_t rank = 0; r == 0 && rank < self->rank_count; rank++)
             cox_close_fd(&fds[rank]);
     }
-    FORK_CHECK(r == COX_PEER_DEAD && strstr(test_error.text, "rank 37 "), "%d %s", r,
-               test_error.text);
+    RANK_GROUP_DEAD(r, "rank 37 ");
     cox_group_leave(group);
 }
 
@@ -411,8 +361,7 @@ RANKS_TEST(b3_a_report_of_a_death_is_read_first, 4, forks_share(4096))
         FORK_CHECK(r == COX_TIMEOUT, "%d %s", r, test_error.text);
         cox_group_leave(group);
     } else if (self->rank != 1) { /* rank 0 only from rank 2: rank 3 had arrived */
-        FORK_CHECK(r == COX_PEER_DEAD && strstr(test_error.text, "rank 3 "), "%d %s", r,
-                   test_error.text);
+        RANK_GROUP_DEAD(r, "rank 3 ");
     }
     for (atomic_fetch_add(step, 1); self->rank != 3 && atomic_load(step) < 4;)
         sched_yield();
@@ -429,8 +378,7 @@ RANKS_TEST(b3_a_rank_that_left_because_of_another_names_it, 4, forks_share(4096)
     AWAIT(atomic_load(step) == turns[self->rank]);
     if (self->rank != 2) {
         int r = cox_group_barrier(group, rank_group_patience(), test_err());
-        FORK_CHECK(r == COX_PEER_DEAD && strstr(test_error.text, "rank 2 "), "%d %s", r,
-                   test_error.text);
+        RANK_GROUP_DEAD(r, "rank 2 ");
     }
     cox_group_leave(group);
     atomic_fetch_add(step, 1);
@@ -487,14 +435,9 @@ static void saying_main(const struct forks_self *self)
 {
     struct sayings *sayings = self->context;
     const struct saying *saying = sayings->saying;
-    struct cox_group_layout_rank *rank = &memory_map(sayings->memory_fd)->ranks[self->rank];
-    struct cox_group *group = NULL;
-    const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
-                                              .fd = sayings->memory_fd,
-                                              .rank = self->rank,
-                                              .rank_count = RANK_COUNT,
-                                              .deadline_ns = rank_group_patience()};
-    FORK_CHECK(cox_group_join(&options, &group, test_err()) == 0, "%s", test_error.text);
+    struct cox_group_layout *layout = rank_group_map(sayings->memory_fd, RANK_COUNT);
+    struct cox_group_layout_rank *rank = &layout->ranks[self->rank];
+    struct cox_group *group = rank_group_join_fd(self, sayings->memory_fd, RANK_COUNT);
     if (self->rank == 2) {
         atomic_store(&rank->identity.said_dead, saying->said_dead);
         if (saying->leaves)
@@ -539,7 +482,7 @@ TEST(b3_b14_what_a_rank_reports_of_the_dead)
     struct sayings *sayings = forks_share(sizeof *sayings);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct forks forks;
-        _cox_cleanup_(cox_close_fd) int fd = memory_new();
+        _cox_cleanup_(cox_close_fd) int fd = rank_group_memory(RANK_COUNT);
         *sayings = (struct sayings){.saying = &all[i], .memory_fd = fd};
         forks_start(&forks, RANK_COUNT, saying_main, sayings);
         forks_wait(&forks);
@@ -559,8 +502,8 @@ TEST(b3_k26_the_report_of_a_rank_that_could_not_join)
     uint64_t start;
     assert_int_equal(cox_peer_start_time(getpid(), &start), 0);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        _cox_cleanup_(cox_close_fd) int fd = memory_new();
-        struct cox_group_layout *layout = memory_map(fd);
+        _cox_cleanup_(cox_close_fd) int fd = rank_group_memory(RANK_COUNT);
+        struct cox_group_layout *layout = rank_group_map(fd, RANK_COUNT);
         for (uint32_t rank = 1; rank <= 2; rank++) {
             struct cox_group_layout_identity *identity = &layout->ranks[rank].identity;
             identity->said_count = RANK_COUNT - 1;

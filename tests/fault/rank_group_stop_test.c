@@ -45,43 +45,6 @@ static bool names(const char *text, uint32_t rank)
     }
 }
 
-static int fds_once(const struct forks_self *self, struct cox_group *group, uint32_t source,
-                    uint64_t deadline_ns, struct cox_error *err)
-{
-    int fds[RANK_COUNT] = {-1, -1, -1, -1}, got = -1, r;
-    _cox_cleanup_(cox_close_fd) int fd = memfd_create("own", MFD_CLOEXEC);
-    if (source == UINT32_MAX)
-        r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, deadline_ns, err);
-    else
-        r = cox_group_broadcast_fd(group, source, self->rank == source ? fd : -1, COX_GROUP_FD_KEEP,
-                                   &got, deadline_ns, err);
-    for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
-        cox_close_fd(&fds[rank]);
-    cox_close_fd(&got);
-    return r;
-}
-
-/* Every operation once, each within so long. */
-static int operations(const struct forks_self *self, struct cox_group *group, struct cox_group *all,
-                      uint64_t ms, struct cox_error *err)
-{
-    uint8_t value[1500] = {1}, values[1500 * RANK_COUNT];
-    int r = cox_group_barrier(group, cox_deadline_after_ms(ms), err);
-    if (r == 0)
-        r = cox_group_gather(group, value, 100, values, cox_deadline_after_ms(ms), err);
-    if (r == 0)
-        r = cox_group_barrier(all, cox_deadline_after_ms(ms), err);
-    if (r == 0)
-        r = fds_once(self, group, UINT32_MAX, cox_deadline_after_ms(ms), err);
-    if (r == 0)
-        r = fds_once(self, all, VICTIM, cox_deadline_after_ms(ms), err);
-    if (r == 0)
-        r = fds_once(self, group, 0, cox_deadline_after_ms(ms), err);
-    if (r == 0)
-        r = cox_group_gather(all, value, sizeof value, values, cox_deadline_after_ms(ms), err);
-    return r;
-}
-
 static void await(_Atomic uint32_t *word, uint32_t value)
 {
     AWAIT(atomic_load(word) >= value);
@@ -103,8 +66,8 @@ static void stopped_main(const struct forks_self *self)
     FORK_CHECK(cox_group_subgroup(group, "all", &members, &all, NULL) == 0, "subgroup");
     int r = 0;
     for (int i = 0; r == 0 && i < 2; i++)
-        r = operations(self, group, all, self->rank == VICTIM ? TEST_PATIENCE_MS : DEADLINE_MS,
-                       test_err());
+        r = rank_group_operations(self, group, all,
+                                  self->rank == VICTIM ? TEST_PATIENCE_MS : DEADLINE_MS);
     FORK_CHECK(r == COX_ABORTED || (r == COX_TIMEOUT && self->rank != VICTIM), "%d %s", r,
                test_error.text);
     if (r == COX_TIMEOUT && names(test_error.text, VICTIM))
@@ -113,7 +76,7 @@ static void stopped_main(const struct forks_self *self)
     FORK_CHECK(cox_group_align(group, 10) == 0, "align");
     atomic_fetch_add(&session->ended, 1);
     await(&session->ended, RANK_COUNT);
-    r = operations(self, group, all, TEST_PATIENCE_MS, test_err());
+    r = rank_group_operations(self, group, all, TEST_PATIENCE_MS);
     FORK_CHECK(r == 0, "when it goes on: %d %s", r, test_error.text);
     FORK_CHECK(test_count_fds() == before, "%zu fds, now %zu", before, test_count_fds());
     rank_group_barrier(self, group);

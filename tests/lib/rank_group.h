@@ -66,11 +66,85 @@ static inline void rank_group_deny(const struct forks_self *self, uint32_t call,
                "seccomp");
 }
 
+/* Of the memory that an fd has. */
+static inline struct cox_group *rank_group_join_fd(const struct forks_self *self, int fd,
+                                                   uint32_t rank_count)
+{
+    struct cox_group *group = NULL;
+    const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
+                                              .fd = fd,
+                                              .rank = self->rank,
+                                              .rank_count = rank_count,
+                                              .deadline_ns = rank_group_patience()};
+    FORK_OK(cox_group_join(&options, &group, test_err()));
+    return group;
+}
+
+static inline int rank_group_memory(uint32_t rank_count)
+{
+    int fd = memfd_create("group", MFD_CLOEXEC);
+    COX_ASSERT(fd >= 0 && ftruncate(fd, (off_t)cox_group_memory_size(rank_count, 0)) == 0);
+    return fd;
+}
+
+static inline void *rank_group_map(int fd, uint32_t rank_count)
+{
+    void *map =
+        mmap(NULL, cox_group_memory_size(rank_count, 0), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    COX_ASSERT(map != MAP_FAILED);
+    return map;
+}
+
 static inline void rank_group_barrier(const struct forks_self *self, struct cox_group *group)
 {
     struct cox_error err = {0};
     int r = cox_group_barrier(group, rank_group_patience(), &err);
     FORK_CHECK(r == 0, "barrier: %d %s", r, err.text);
+}
+
+/* A member has died: the error begins with it, or names it. */
+#define RANK_GROUP_DEAD(r, name)                                                                   \
+    FORK_CHECK((r) == COX_PEER_DEAD && strstr(test_error.text, name), "%d %s", r, test_error.text)
+
+/* An fd of each rank, or of rank `source` alone, goes to all, and is closed there. */
+static inline int rank_group_fds(const struct forks_self *self, struct cox_group *group,
+                                 uint32_t source, uint64_t deadline_ns)
+{
+    int fds[FORKS_MAX], got = -1, r;
+    memset(fds, 0xff, sizeof fds);
+    _cox_cleanup_(cox_close_fd) int fd = memfd_create("own", MFD_CLOEXEC);
+    if (source == UINT32_MAX)
+        r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, deadline_ns, test_err());
+    else
+        r = cox_group_broadcast_fd(group, source, self->rank == source ? fd : -1, COX_GROUP_FD_KEEP,
+                                   &got, deadline_ns, test_err());
+    for (uint32_t rank = 0; rank < FORKS_MAX; rank++)
+        cox_close_fd(&fds[rank]);
+    cox_close_fd(&got);
+    return r;
+}
+
+/* Every operation once, each within so long, in a group of at most 4 and in its subgroup of all.
+ * Returns what the first that failed did, with test_error. */
+static inline int rank_group_operations(const struct forks_self *self, struct cox_group *group,
+                                        struct cox_group *all, uint64_t ms)
+{
+    uint8_t value[1500] = {1}, values[4 * 1500];
+    int r = cox_group_barrier(group, cox_deadline_after_ms(ms), test_err());
+    if (r == 0)
+        r = cox_group_gather(group, value, 100, values, cox_deadline_after_ms(ms), test_err());
+    if (r == 0)
+        r = cox_group_barrier(all, cox_deadline_after_ms(ms), test_err());
+    if (r == 0)
+        r = rank_group_fds(self, group, UINT32_MAX, cox_deadline_after_ms(ms));
+    if (r == 0)
+        r = rank_group_fds(self, all, 1, cox_deadline_after_ms(ms));
+    if (r == 0)
+        r = rank_group_fds(self, group, 0, cox_deadline_after_ms(ms));
+    if (r == 0) /* in two pieces */
+        r = cox_group_gather(all, value, sizeof value, values, cox_deadline_after_ms(ms),
+                             test_err());
+    return r;
 }
 
 /* The last barrier: no rank leaves while others are in the one before. */
