@@ -1,18 +1,10 @@
 #include "checked_worker.h"
 
-#include "channel/attach/named/names.h"
 #include "channel/base/hash.h"
-#include "channel/shm/state.h"
-#include "meddler.h"
 #include "tests/lib/token_hash.h"
-#include "tests/lib/posix.h"
-#include <coxswain/worker.h>
+#include "testing.h"
 
-struct checked {
-    struct cox_worker_options options;
-    struct meddler meddler;
-    bool meddles;
-};
+#include <coxswain/worker.h>
 
 uint64_t checked_sum(const void *bytes, size_t size)
 {
@@ -48,62 +40,19 @@ static void watch_crashes(void)
             signal(numbers[i], on_signal);
 }
 
-/* ---- orders ---- */
-
-static void *meddle(void *argument)
-{
-    meddler_run(argument, -1, NULL);
-    return NULL;
-}
-
-static int start_meddling(struct checked *checked, uint64_t seed, struct cox_error *err)
-{
-    pthread_t thread;
-    if (checked->meddles)
-        return 0;
-    int r = meddler_attach(&checked->meddler, checked->options.prefix + 1, seed, err);
-    if (r == 0)
-        r = -pthread_create(&thread, NULL, meddle, &checked->meddler);
-    if (r)
-        return r;
-    pthread_detach(thread);
-    checked->meddles = true;
-    return 0;
-}
-
-static int overcount(const struct checked *checked, struct cox_error *err)
-{
-    struct cox_control control = COX_CONTROL_NONE;
-    int r = cox_control_attach(&control, checked->options.prefix + 1, err);
-    if (r)
-        return r;
-    /* relaxed: a meddler's word has no partner. */
-    atomic_store_explicit(&cox_state_channel(&control, COX_CHANNEL_EXECUTE)->published, UINT64_MAX,
-                          memory_order_relaxed);
-    cox_control_close(&control);
-    return 0;
-}
-
 /* ---- callbacks ---- */
 
 static int on_opaque(void *context, const uint8_t *bytes, size_t size, uint8_t *reply,
                      size_t capacity, size_t *ret_size, struct cox_error *err)
 {
-    struct checked *checked = context;
+    const struct cox_worker_options *options = context;
     struct checked_request request; /* a copy: the bytes change while they are looked at */
     if (size != sizeof request || capacity < sizeof(struct checked_reply))
         return cox_fail(err, COX_CORRUPT, "a request of %zu bytes", size);
     memcpy(&request, bytes, sizeof request);
     if (request.checksum != checked_sum(&request, offsetof(struct checked_request, checksum)))
         return cox_fail(err, COX_CORRUPT, "the request was written over");
-    int r = 0;
-    if (request.order == CHECKED_MEDDLE && request.rank == checked->options.rank)
-        r = start_meddling(checked, request.seed, err);
-    if (request.order == CHECKED_OVERCOUNT && request.rank == checked->options.rank)
-        r = overcount(checked, err);
-    if (r)
-        return r;
-    struct checked_reply answer = {.number = request.number, .rank = checked->options.rank};
+    struct checked_reply answer = {.number = request.number, .rank = options->rank};
     memcpy(answer.fill, request.fill, sizeof answer.fill);
     answer.checksum = checked_sum(&answer, offsetof(struct checked_reply, checksum));
     memcpy(reply, &answer, sizeof answer);
@@ -147,19 +96,7 @@ int checked_worker_main(int argc, char **argv)
                                                           .execute = on_execute,
                                                           .opaque = on_opaque,
                                                           .pause = on_command};
-    static struct checked checked = {
-        .options =
-            COX_WORKER_OPTIONS_INIT}; /* the meddling thread uses it until the process ends */
-    struct cox_worker *worker = NULL;
-    struct cox_error err = {0};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     watch_crashes();
-    int r = cox_worker_options_parse(&checked.options, &argc, argv, &err);
-    if (r == 0)
-        r = cox_worker_new(&checked.options, &callbacks, &checked, &worker, &err);
-    if (r == 0)
-        r = cox_worker_run(worker, &err);
-    if (r)
-        fprintf(stderr, "worker: %s\n", err.text);
-    cox_worker_free(worker);
-    return r != 0;
+    return test_worker_main(argc, argv, &options, &callbacks, &options, NULL);
 }

@@ -39,14 +39,10 @@ void group_end(struct test_group *group)
 
 static uint64_t numbers; /* of requests: never the same twice */
 
-static void request_make(struct checked_request *request, enum checked_order order, uint32_t rank,
-                         uint64_t seed)
+static void request_make(struct checked_request *request)
 {
     memset(request, 0, sizeof *request);
     request->number = ++numbers;
-    request->order = order;
-    request->rank = rank;
-    request->seed = seed;
     for (size_t i = 0; i < sizeof request->fill; i++)
         request->fill[i] = (uint8_t)(request->number + 7 * i);
     request->checksum = checked_sum(request, offsetof(struct checked_request, checksum));
@@ -87,11 +83,10 @@ static void visit_judge(void *context, const struct cox_completion *completion)
         judged->verdict = completion_judge(judged->number, completion);
 }
 
-int call_checked(struct test_group *group, enum checked_order order, uint32_t rank, uint64_t seed,
-                 uint64_t timeout_ms, enum verdict *ret_verdict)
+int call_checked(struct test_group *group, uint64_t timeout_ms, enum verdict *ret_verdict)
 {
     struct checked_request request;
-    request_make(&request, order, rank, seed);
+    request_make(&request);
     struct judged judged = {.number = request.number, .verdict = OWN};
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_ALL,
@@ -107,8 +102,7 @@ int call_checked(struct test_group *group, enum checked_order order, uint32_t ra
         fail_msg("a call ended with %d and no words", r);
     if (judged.verdict == FOREIGN)
         fail_msg("a call got the reply of another request");
-    if (ret_verdict)
-        *ret_verdict = judged.verdict;
+    *ret_verdict = judged.verdict;
     return r;
 }
 
@@ -117,7 +111,7 @@ bool group_works(struct test_group *group)
     const uint64_t end_ns = cox_deadline_after_ms(WORKS_MS);
     enum verdict verdict = SPOILT;
     do {
-        if (call_checked(group, CHECKED_ECHO, 0, 0, DEADLINE_MS, &verdict) == 0 && verdict == OWN)
+        if (call_checked(group, DEADLINE_MS, &verdict) == 0 && verdict == OWN)
             return true;
         usleep(1000);
     } while (cox_now_ns() < end_ns);
@@ -127,7 +121,7 @@ bool group_works(struct test_group *group)
 void expect_own(struct test_group *group)
 {
     enum verdict verdict = SPOILT;
-    int r = call_checked(group, CHECKED_ECHO, 0, 0, TEST_PATIENCE_MS, &verdict);
+    int r = call_checked(group, TEST_PATIENCE_MS, &verdict);
     if (r || verdict != OWN)
         fail_msg("a group that nobody disturbs replies %d, verdict %d", r, (int)verdict);
 }
@@ -192,7 +186,7 @@ int load_submit(struct test_group *group, struct load *load)
 {
     struct checked_request request;
     struct flight *flight = &load->flights[load->submitted];
-    request_make(&request, CHECKED_ECHO, 0, 0);
+    request_make(&request);
     *flight = (struct flight){
         .number = request.number, .deadline_ns = cox_deadline_after_ms(DEADLINE_MS), .load = load};
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),

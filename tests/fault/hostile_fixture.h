@@ -35,10 +35,9 @@ void group_end(struct test_group *group);
 
 enum verdict { OWN, SPOILT, FOREIGN };
 
-/* Calls with an order. Fails the test when it ends too late, with a system's error, or with the
- * reply of another request. Returns the status; *ret_verdict is of a reply with status 0. */
-int call_checked(struct test_group *group, enum checked_order order, uint32_t rank, uint64_t seed,
-                 uint64_t timeout_ms, enum verdict *ret_verdict);
+/* Fails the test when it ends too late, with a system's error, or with the reply of another
+ * request. Returns the status; *ret_verdict is of a reply with status 0. */
+int call_checked(struct test_group *group, uint64_t timeout_ms, enum verdict *ret_verdict);
 
 /* Works within WORKS_MS. What is left of before may end the first calls; and where a word of a
  * rank's line is spoilt, each call is COX_CORRUPT at once, until the rank has stored that word

@@ -22,7 +22,7 @@
 
 /* ---- the worker ---- */
 
-enum order { WORK, LOOK, MEDDLE };
+enum order { WORK, MEDDLE };
 
 enum temper {
     ZEROES,
@@ -66,78 +66,23 @@ struct range {
     uint64_t size;
 };
 
-/* What this process can write of what it shares, by name: known ones alone, and one of each. */
-static int ranges_find(const char *name, struct range *ret_range, uint32_t *ret_others)
+/* What this process can write and shares, by its name. */
+static struct range range_find(const char *name)
 {
-    static const char *const known[] = {"memfd:cox_rank", "memfd:cox_wake", "memfd:cox_group",
-                                        "memfd:cox_payload_group", "memfd:coxswain-stacks"};
-    char line[512];
+    struct range range = {0};
+    char line[512], rights[8];
     FILE *maps = fopen("/proc/self/maps", "re");
-    *ret_others = 0;
     while (maps && fgets(line, sizeof line, maps)) {
         uint64_t begin, end;
-        char rights[8];
-        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %7s", &begin, &end, rights) != 3 ||
-            rights[1] != 'w' || rights[3] != 's')
-            continue;
-        bool is_known = false;
-        for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-            is_known = is_known || strstr(line, known[i]);
-        *ret_others += !is_known;
         /* Of the wake memory the part that the rank group has is mapped again. */
-        if (strstr(line, name) && end - begin > ret_range->size)
-            *ret_range = (struct range){(uint8_t *)(uintptr_t)begin, end - begin};
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %7s", &begin, &end, rights) == 3 &&
+            rights[1] == 'w' && rights[3] == 's' && strstr(line, name) && end - begin > range.size)
+            range = (struct range){(uint8_t *)(uintptr_t)begin, end - begin};
     }
     if (maps)
         fclose(maps);
-    return ret_range->base ? 0 : COX_NOT_FOUND;
-}
-
-/* Tries to make what others own writable. Returns how often that went well. */
-static uint32_t mappings_force(void)
-{
-    char line[512];
-    uint32_t forced = 0, seen = 0;
-    FILE *maps = fopen("/proc/self/maps", "re");
-    while (maps && fgets(line, sizeof line, maps)) {
-        uint64_t begin, end;
-        char rights[8];
-        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %7s", &begin, &end, rights) != 3 ||
-            rights[1] == 'w' || rights[3] != 's' || !strstr(line, "_group"))
-            continue;
-        void *base = (void *)(uintptr_t)begin;
-        seen++;
-        forced += mprotect(base, end - begin, PROT_READ | PROT_WRITE) == 0;
-        forced += madvise(base, end - begin, MADV_REMOVE) == 0;
-    }
-    if (maps)
-        fclose(maps);
-    /* Words and values of each other rank. */
-    return seen == 2 * (RANK_COUNT - 1) ? forced : 1000 + seen;
-}
-
-static uint32_t fds_force(void)
-{
-    uint32_t forced = 0;
-    DIR *dir = opendir("/proc/self/fd");
-    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
-        char path[300], target[256];
-        ssize_t length = readlinkat(dirfd(dir), entry->d_name, target, sizeof target - 1);
-        target[length < 0 ? 0 : length] = '\0';
-        if (!strstr(target, "memfd:cox_"))
-            continue;
-        snprintf(path, sizeof path, "/proc/self/fd/%s", entry->d_name);
-        int fd = open(path, O_RDWR | O_CLOEXEC);
-        void *map =
-            fd < 0 ? MAP_FAILED : mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        forced += map != MAP_FAILED;
-        forced += fd >= 0 && pwrite(fd, "x", 1, 0) == 1;
-        if (fd >= 0)
-            close(fd);
-    }
-    if (dir)
-        closedir(dir);
-    return forced;
+    COX_ASSERT(range.base);
+    return range;
 }
 
 static uint64_t next(uint64_t *state)
@@ -233,19 +178,16 @@ static void meddle_once(const struct hostile *hostile, struct cox_group_layout_r
 static void *meddle(void *argument)
 {
     struct hostile *hostile = argument;
-    struct range words = {0}, hints = {0};
-    uint32_t others;
+    const struct range words = range_find("memfd:cox_group"), hints = range_find("memfd:cox_wake");
     uint64_t state = UINT64_C(0x9e3779b97f4a7c15);
-    if (ranges_find("memfd:cox_group", &words, &others) ||
-        ranges_find("memfd:cox_wake", &hints, &others))
-        abort();
-    for (;;) {
+    for (;;) { /* until the process ends */
         enum temper temper = atomic_load(&hostile->temper);
         if (temper < TEMPER_COUNT)
             meddle_once(hostile, (struct cox_group_layout_rank *)(void *)words.base, hints, temper,
                         &state);
         nanosleep(&(struct timespec){.tv_nsec = 20000 + (long)(next(&state) % 400000)}, NULL);
     }
+    return NULL;
 }
 
 static bool aborted(void *context)
@@ -306,21 +248,6 @@ static int work(struct hostile *hostile, uint64_t number, struct cox_error *err)
     return 0;
 }
 
-static int look(struct cox_error *err)
-{
-    struct range range = {0};
-    uint32_t others = 0, forced;
-    int r = ranges_find("memfd:cox_group", &range, &others);
-    if (r || others)
-        return cox_fail(err, COX_DENIED, "%" PRIu32 " mappings of unknown names can be written",
-                        others);
-    forced = mappings_force();
-    if (forced)
-        return cox_fail(err, COX_DENIED, "%" PRIu32 " mappings of others could be written", forced);
-    forced = fds_force();
-    return forced ? cox_fail(err, COX_DENIED, "%" PRIu32 " fds could be written", forced) : 0;
-}
-
 static int on_opaque(void *context, const uint8_t *bytes, size_t size, uint8_t *reply,
                      size_t capacity, size_t *ret_size, struct cox_error *err)
 {
@@ -332,8 +259,6 @@ static int on_opaque(void *context, const uint8_t *bytes, size_t size, uint8_t *
     if (size != sizeof request)
         return cox_fail(err, COX_CORRUPT, "a request of %zu bytes", size);
     memcpy(&request, bytes, sizeof request);
-    if (request.order == LOOK)
-        return look(err);
     if (request.order == WORK)
         return work(hostile, request.number, err);
     if (hostile->options.rank != HOSTILE)
@@ -352,17 +277,11 @@ static int worker_main(int argc, char **argv)
     /* the meddling thread uses it until the process ends */
     static struct hostile hostile = {.options = COX_WORKER_OPTIONS_INIT};
     atomic_store(&hostile.temper, TEMPER_COUNT);
-    int r = cox_worker_options_parse(&hostile.options, &argc, argv, test_err());
-    if (r == 0)
-        r = cox_worker_new(&hostile.options, &callbacks, &hostile, &hostile.worker, test_err());
-    if (r == 0)
-        r = cox_worker_run(hostile.worker, test_err());
-    if (r)
-        fprintf(stderr, "worker: %s\n", test_error.text);
+    const int status =
+        test_worker_main(argc, argv, &hostile.options, &callbacks, &hostile, &hostile.worker);
     if (!atomic_load(&hostile.meddles))
         cox_group_leave(hostile.group);
-    cox_worker_free(hostile.worker);
-    return r != 0;
+    return status;
 }
 
 /* ---- the group ---- */
@@ -439,20 +358,6 @@ static void replaced(struct test_group *group, const char *when)
     for (int i = 0; i < 3; i++)
         if (!call(group, WORK, 0, when))
             fail_msg("%s: the ranks cannot work together again", when);
-}
-
-TEST(p10_a_rank_can_write_only_its_own_words_values_and_hints)
-{
-    OWN_GROUP *group = group_start();
-    assert_true(call(group, WORK, 0, "before"));
-    for (int i = 0; i < 2; i++) {
-        struct request request = {++numbers, LOOK, 0};
-        assert_ok(cox_executor_call_opaque(
-            test_group_executor(group), &request, sizeof request,
-            SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(REPLY_MS)),
-            NULL, NULL, test_err()));
-        replaced(group, "replaced");
-    }
 }
 
 TEST(p10_b14_a_rank_that_spoils_its_own_words_is_named)

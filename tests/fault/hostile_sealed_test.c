@@ -207,18 +207,9 @@ static int worker_main(int argc, char **argv)
         .size = sizeof(struct cox_worker_callbacks), .opaque = on_opaque};
     /* the meddling thread uses it until the process ends */
     static struct hostile hostile = {.options = COX_WORKER_OPTIONS_INIT};
-    struct cox_worker *worker = NULL;
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         signal(numbers[i], on_signal);
-    int r = cox_worker_options_parse(&hostile.options, &argc, argv, test_err());
-    if (r == 0)
-        r = cox_worker_new(&hostile.options, &callbacks, &hostile, &worker, test_err());
-    if (r == 0)
-        r = cox_worker_run(worker, test_err());
-    if (r)
-        fprintf(stderr, "worker: %s\n", test_error.text);
-    cox_worker_free(worker);
-    return r != 0;
+    return test_worker_main(argc, argv, &hostile.options, &callbacks, &hostile, NULL);
 }
 
 /* ---- the group ---- */

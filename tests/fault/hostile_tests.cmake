@@ -1,11 +1,11 @@
-# A process, or a rank, that writes what it can reach, and single words. Each program is its own worker
-# and its own meddler.
+# A process that writes what it can reach, and single words. Each program is its own worker and its own meddler.
 foreach(part writers words)
     cox_test_program(test_fault_hostile_${part}
-        SOURCES hostile_${part}_test.c hostile_fixture.c meddler.c checked_worker.c LIBS coxswain_testlib)
+        SOURCES hostile_${part}_test.c hostile_fixture.c checked_worker.c LIBS coxswain_testlib)
     cox_command_test(NAME fault/hostile_${part} LABEL fault TIER all TIMEOUT 300 PROCESSORS 2
         COMMAND test_fault_hostile_${part})
 endforeach()
+target_sources(test_fault_hostile_writers PRIVATE ${CMAKE_CURRENT_LIST_DIR}/meddler.c)
 # A rank of a sealed group, which reaches its own memory and the hints.
 cox_test_program(test_fault_hostile_sealed SOURCES hostile_sealed_test.c LIBS coxswain_testlib)
 cox_command_test(NAME fault/hostile_sealed LABEL fault TIER all TIMEOUT 120 PROCESSORS 2

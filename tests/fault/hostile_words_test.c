@@ -64,6 +64,22 @@ static void control_attach(struct cox_control *control, const char *name)
     assert_ok(cox_control_attach(control, name, test_err()));
 }
 
+/* A test over a group of two and what all can write of it. */
+#define CONTROL_TEST(test)                                                                         \
+    static void test##_in(struct test_group *group, struct cox_control *control);                  \
+    TEST(test)                                                                                     \
+    {                                                                                              \
+        char name[64];                                                                             \
+        struct test_group *group = group_start(2, test_unique_name(name));                         \
+        _cox_cleanup_(cox_control_close) struct cox_control control = COX_CONTROL_NONE;            \
+        control_attach(&control, name);                                                            \
+        assert_ok(cox_executor_set_handler(test_group_executor(group), COX_CHANNEL_EXECUTE,        \
+                                           on_completion, NULL));                                  \
+        test##_in(group, &control);                                                                \
+        group_end(group);                                                                          \
+    }                                                                                              \
+    static void test##_in(struct test_group *group, struct cox_control *control)
+
 /* Every byte, in an order of its own, as far as the time goes; all of its bits at once, so that it
  * is another one. */
 TEST(p10_b14_a_flipped_byte_gives_an_error_at_most)
@@ -89,7 +105,7 @@ TEST(p10_b14_a_flipped_byte_gives_an_error_at_most)
         uint8_t bits = (uint8_t)(done % 2 ? 0xff : 1u << done / 2 % 8);
         /* relaxed: a meddler's byte has no partner. */
         atomic_fetch_xor_explicit(byte, bits, memory_order_relaxed);
-        int r = call_checked(group, CHECKED_ECHO, 0, 0, DEADLINE_MS, &verdict);
+        int r = call_checked(group, DEADLINE_MS, &verdict);
         statuses[r]++;
         if (verdict != OWN)
             fail_msg("byte %" PRIu32 " flipped by %02x: a reply that is none", offsets[done], bits);
@@ -118,15 +134,10 @@ TEST(p10_b14_a_flipped_byte_gives_an_error_at_most)
 
 /* Flipping any bit of the abort line ends no group, on no channel; only the coordinator's store
  * does. */
-TEST(p10_a_bit_of_the_abort_line_ends_no_process)
+CONTROL_TEST(p10_a_bit_of_the_abort_line_ends_no_process)
 {
-    char name[64];
-    test_unique_name(name);
-    struct test_group *group = group_start(2, name);
-    _cox_cleanup_(cox_control_close) struct cox_control control = COX_CONTROL_NONE;
-    control_attach(&control, name);
-    _Atomic uint8_t *line = (_Atomic uint8_t *)&control.layout->abort;
-    for (uint32_t bit = 0; bit < 8 * sizeof control.layout->abort; bit++) {
+    _Atomic uint8_t *line = (_Atomic uint8_t *)&control->layout->abort;
+    for (uint32_t bit = 0; bit < 8 * sizeof control->layout->abort; bit++) {
         /* relaxed: a meddler's byte has no partner. */
         atomic_fetch_xor_explicit(&line[bit / 8], (uint8_t)(1u << bit % 8), memory_order_relaxed);
         expect_own(group);
@@ -138,14 +149,13 @@ TEST(p10_a_bit_of_the_abort_line_ends_no_process)
             fail_msg("link status: %d: %s", r, test_error.text);
         atomic_fetch_xor_explicit(&line[bit / 8], (uint8_t)(1u << bit % 8), memory_order_relaxed);
     }
-    cox_state_abort(&control);
+    cox_state_abort(control);
     enum verdict verdict;
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     int r = 0;
     while ((r == 0 || r == COX_TIMEOUT) && cox_now_ns() < deadline_ns)
-        r = call_checked(group, CHECKED_ECHO, 0, 0, DEADLINE_MS, &verdict);
+        r = call_checked(group, DEADLINE_MS, &verdict);
     assert_int_equal(r, COX_PEER_DEAD);
-    group_end(group);
 }
 
 /* So many have ended in time, each once. */
@@ -157,24 +167,17 @@ static void load_await(struct load *load, size_t count)
 
 /* Every word in which a side publishes its progress, changed by one bit or more, while ranks are
  * idle and while they owe a reply: its writer stores it again. */
-TEST(p10_overwritten_words_are_stored_again)
+CONTROL_TEST(p10_overwritten_words_are_stored_again)
 {
     static struct load load;
-    char name[64];
-    test_unique_name(name);
-    struct test_group *group = group_start(2, name);
-    _cox_cleanup_(cox_control_close) struct cox_control control = COX_CONTROL_NONE;
-    control_attach(&control, name);
-    struct cox_layout_rank_line *line = cox_state_line(&control, 1, COX_CHANNEL_EXECUTE);
-    struct cox_layout_channel_state *shared = cox_state_channel(&control, COX_CHANNEL_EXECUTE);
+    struct cox_layout_rank_line *line = cox_state_line(control, 1, COX_CHANNEL_EXECUTE);
+    struct cox_layout_channel_state *shared = cox_state_channel(control, COX_CHANNEL_EXECUTE);
     _Atomic uint64_t *const words[][2] = {{&shared->published, NULL},
                                           {&line->taken, NULL},
                                           {&line->returned, NULL},
                                           {&line->done, NULL},
                                           {&line->returned, &line->done}};
     pid_t pid = cox_executor_pid(test_group_executor(group), 1);
-    assert_ok(cox_executor_set_handler(test_group_executor(group), COX_CHANNEL_EXECUTE,
-                                       on_completion, NULL));
     for (size_t w = 0; w < sizeof words / sizeof words[0]; w++)
         for (uint64_t mask = 1; mask < 256; mask = mask == 128 ? 0xff : mask * 2)
             for (int busy = 0; busy < 2; busy++) {
@@ -196,22 +199,15 @@ TEST(p10_overwritten_words_are_stored_again)
                 load_await(&load, load.submitted);
                 load_deinit(&load);
             }
-    group_end(group);
 }
 
 /* A rank that replied sleeps; before its reply is read, `done` is reset. */
-TEST(p10_a_reply_that_was_reset_is_stored_again)
+CONTROL_TEST(p10_a_reply_that_was_reset_is_stored_again)
 {
-    char name[64];
     static struct load load;
-    test_unique_name(name);
-    struct test_group *group = group_start(2, name);
-    _cox_cleanup_(cox_control_close) struct cox_control control = COX_CONTROL_NONE;
-    control_attach(&control, name);
-    struct cox_layout_rank_line *line = cox_state_line(&control, 0, COX_CHANNEL_EXECUTE);
+    struct cox_layout_rank_line *line = cox_state_line(control, 0, COX_CHANNEL_EXECUTE);
     struct cox_executor *executor = test_group_executor(group);
     _Atomic uint32_t *sleeping = &executor->collectors[COX_CHANNEL_EXECUTE].sleeping;
-    assert_ok(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, on_completion, NULL));
     for (int round = 0; round < 10; round++) {
         expect_own(group);
         load_init(&load);
@@ -230,7 +226,6 @@ TEST(p10_a_reply_that_was_reset_is_stored_again)
             fail_msg("round %d: the group does not work any more", round);
         load_deinit(&load);
     }
-    group_end(group);
 }
 
 /* ---- cost ---- */
@@ -245,25 +240,34 @@ static uint64_t cpu_ns(pid_t pid)
 }
 
 /* This measures a span of time: it must not wait for a rank. */
-TEST(p10_p5_a_wild_sequence_number_costs_neither_cpu_nor_hearing)
+CONTROL_TEST(p10_p5_a_wild_sequence_number_costs_neither_cpu_nor_hearing)
 {
     enum { STRETCH_MS = 300 };
-    char name[64];
-    struct test_group *group = group_start(2, test_unique_name(name));
-    expect_own(group);
-    call_checked(group, CHECKED_OVERCOUNT, 1, 0, DEADLINE_MS, NULL);
+    static struct load load;
     uint64_t before[2];
+    pid_t pids[2];
+    expect_own(group);
     for (uint32_t rank = 0; rank < 2; rank++)
-        before[rank] = cpu_ns(cox_executor_pid(test_group_executor(group), rank));
+        test_stop_process(pids[rank] = cox_executor_pid(test_group_executor(group), rank));
+    /* They find it with a request. */
+    load_init(&load);
+    assert_int_equal(load_submit(group, &load), 0);
+    /* relaxed: a meddler's word has no partner. */
+    atomic_store_explicit(&cox_state_channel(control, COX_CHANNEL_EXECUTE)->published, UINT64_MAX,
+                          memory_order_relaxed);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        kill(pids[rank], SIGCONT);
+    load_await(&load, 1);
+    load_deinit(&load);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        before[rank] = cpu_ns(pids[rank]);
     uint64_t end_ns = cox_deadline_after_ms(STRETCH_MS);
     const struct timespec until = {(time_t)(end_ns / COX_NSEC_PER_SEC),
                                    (long)(end_ns % COX_NSEC_PER_SEC)};
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR)
         continue;
     for (uint32_t rank = 0; rank < 2; rank++) {
-        uint64_t used_ms =
-            (cpu_ns(cox_executor_pid(test_group_executor(group), rank)) - before[rank]) /
-            COX_NSEC_PER_MSEC;
+        uint64_t used_ms = (cpu_ns(pids[rank]) - before[rank]) / COX_NSEC_PER_MSEC;
         if (used_ms > STRETCH_MS / 4)
             fail_msg("rank %" PRIu32 " used %" PRIu64 " ms of CPU in %d ms", rank, used_ms,
                      STRETCH_MS);
@@ -271,7 +275,6 @@ TEST(p10_p5_a_wild_sequence_number_costs_neither_cpu_nor_hearing)
     /* Nor did a rank follow the number to a request that never comes. */
     if (!group_works(group))
         fail_msg("the group is deaf");
-    group_end(group);
 }
 
 int main(int argc, char **argv)

@@ -1,4 +1,4 @@
-/* hostile_writers: another process, or a rank, writes over all the memory of a group, again and
+/* hostile_writers: another process writes over all the memory of a group, again and
  * again. See hostile_fixture.h for what must hold. */
 #include "steps.h"
 #include "hostile_fixture.h"
@@ -124,37 +124,17 @@ static void stranger_seed(uint32_t rank_count, uint64_t seed)
     next_group_works(rank_count, name);
 }
 
-static void rank_seed(uint32_t rank_count, uint64_t seed)
-{
-    static struct load load;
-    char name[64];
-    struct test_group *group = group_start(rank_count, test_unique_name(name));
-    expect_own(group);
-    call_checked(group, CHECKED_MEDDLE, (uint32_t)(seed / 2 % rank_count), seed, DEADLINE_MS, NULL);
-    load_init(&load);
-    load_run(group, &load, SEED_MS);
-    print_load("a rank", rank_count, seed, &load);
-    group_end(group);
-    load_deinit(&load);
-    next_group_works(rank_count, name);
-}
-
 /* Every temper meets both sizes. */
 static uint32_t seed_ranks(uint64_t seed)
 {
     return (seed + seed / 8) % 2 ? 2 : 4;
 }
 
+/* A rank reaches no more. */
 TEST(p10_a_process_that_overwrites_everything_harms_no_group)
 {
     for (uint64_t seed = 0; seed < 16; seed++)
         stranger_seed(seed_ranks(seed), seed);
-}
-
-TEST(p10_a_rank_that_writes_over_everything_harms_no_other)
-{
-    for (uint64_t seed = 0; seed < 16; seed++)
-        rank_seed(seed_ranks(seed), seed);
 }
 
 /* The stranger is there before the group is, and begins while ranks attach. */
@@ -322,7 +302,7 @@ static int meddle_main(const char *argument, bool early)
     } while (r && early);
     if (r || (!early && write(STDOUT_FILENO, "", 1) != 1))
         return 1;
-    meddler_run(&meddler, STDIN_FILENO, NULL);
+    meddler_run(&meddler, STDIN_FILENO);
     meddler_detach(&meddler);
     return 0;
 }

@@ -149,20 +149,13 @@ static void write_once(struct meddler *meddler)
     write_range(meddler, region, offset, length);
 }
 
-void meddler_write(struct meddler *meddler)
-{
-    for (uint32_t i = 0; i < meddler->temper.burst; i++)
-        write_once(meddler);
-}
-
-void meddler_run(struct meddler *meddler, int fd, const _Atomic bool *stop)
+void meddler_run(struct meddler *meddler, int fd)
 {
     const struct timespec pause = {0, (long)meddler->temper.pause_ns};
     struct pollfd end = {.fd = fd, .events = POLLIN};
-    /* acquire: pairs with the store of the setter; nothing else is passed. */
-    while (!stop || !atomic_load_explicit(stop, memory_order_acquire)) {
-        meddler_write(meddler);
-        if (ppoll(&end, fd >= 0, &pause, NULL) != 0 && end.revents)
-            return;
+    while (!end.revents) {
+        for (uint32_t i = 0; i < meddler->temper.burst; i++)
+            write_once(meddler);
+        ppoll(&end, 1, &pause, NULL);
     }
 }

@@ -54,10 +54,7 @@ struct meddler_temper meddler_temper(uint64_t seed);
  * of the attach. */
 int meddler_attach(struct meddler *meddler, const char *name, uint64_t seed, struct cox_error *err);
 void meddler_detach(struct meddler *meddler);
-/* One burst. */
-void meddler_write(struct meddler *meddler);
-
-/* Writes until fd (>= 0) is readable or at its end, or *stop. */
-void meddler_run(struct meddler *meddler, int fd, const _Atomic bool *stop);
+/* Writes until fd is readable or at its end. */
+void meddler_run(struct meddler *meddler, int fd);
 
 #endif

@@ -54,14 +54,7 @@ static int worker_main(int argc, char **argv)
     static const struct cox_worker_callbacks callbacks = {
         .size = sizeof(struct cox_worker_callbacks), .init = on_init};
     struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
-    struct cox_worker *worker = NULL;
-    int r = cox_worker_options_parse(&options, &argc, argv, test_err());
-    if (r == 0)
-        r = cox_worker_new(&options, &callbacks, &options, &worker, test_err());
-    if (r == 0)
-        r = cox_worker_run(worker, test_err());
-    cox_worker_free(worker);
-    return r != 0;
+    return test_worker_main(argc, argv, &options, &callbacks, &options, NULL);
 }
 
 /* ---- the group ---- */

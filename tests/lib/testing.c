@@ -376,6 +376,24 @@ struct test_group *test_group_free(struct test_group *group)
     return NULL;
 }
 
+int test_worker_main(int argc, char **argv, struct cox_worker_options *options,
+                     const struct cox_worker_callbacks *callbacks, void *context,
+                     struct cox_worker **ret_worker)
+{
+    struct cox_worker *worker = NULL;
+    int r = cox_worker_options_parse(options, &argc, argv, test_err());
+    if (r == 0)
+        r = cox_worker_new(options, callbacks, context, &worker, test_err());
+    if (ret_worker)
+        *ret_worker = worker;
+    if (r == 0)
+        r = cox_worker_run(worker, test_err());
+    if (r)
+        fprintf(stderr, "worker: %s\n", test_error.text);
+    cox_worker_free(worker);
+    return r != 0;
+}
+
 struct cox_executor *test_group_executor(struct test_group *group)
 {
     return group->executor;

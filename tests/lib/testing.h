@@ -103,6 +103,15 @@ const char *test_worker_program(void);
 extern char test_program[4096];
 extern const char *const test_own_command[3]; /* test_program, "worker", NULL */
 
+/* The main of a program that is a worker: serves, and prints what has ended it. ret_worker (may be
+ * NULL) is set meanwhile. Returns the exit status. */
+struct cox_worker;
+struct cox_worker_options;
+struct cox_worker_callbacks;
+int test_worker_main(int argc, char **argv, struct cox_worker_options *options,
+                     const struct cox_worker_callbacks *callbacks, void *context,
+                     struct cox_worker **ret_worker);
+
 /* A test over a group `g` of scripted workers, with its `executor`. */
 #define GROUP_TEST(name, rank_count)                                                               \
     static void name##_in(struct test_group *g, struct cox_executor *executor);                    \
