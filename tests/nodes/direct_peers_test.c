@@ -155,8 +155,8 @@ BOX_TEST(certificates_that_are_not_valid_are_refused)
     }
     raw_tls_client(port, "a", TLS1_1_VERSION);
     box_await_end(box, "TLS: ");
-    assert_int_equal(box_message_count(box), 0);
-    assert_false(box_end_has_peer(box));
+    assert_int_equal(box->message_count, 0);
+    assert_false(box->end_has_peer);
 }
 
 struct raw_server {
@@ -223,7 +223,7 @@ BOX_TEST(heads_that_are_none_end_the_connection)
         raw_hello(fd, "node-a");
         raw_head(fd, i == 0 ? 1 : 0x44584f43, i == 1 ? COX_DIRECT_SIZE_MAX + 1 : 0, i == 2);
         box_await_end(box, i == 1 ? "at most 2147483648 are accepted" : "is not a message");
-        assert_true(box_end_has_peer(box));
+        assert_true(box->end_has_peer);
         close(fd);
     }
     /* 64 characters: no NUL behind them */
@@ -240,7 +240,7 @@ BOX_TEST(heads_that_are_none_end_the_connection)
         box_await_end(box, "does not begin with a name");
         close(fd);
     }
-    assert_int_equal(box_message_count(box), 0);
+    assert_int_equal(box->message_count, 0);
 }
 
 static long peak_kib(void)
@@ -278,7 +278,7 @@ BOX_TEST(silence_holds_nobody_up)
     box_await_end(box, "the deadline has passed");
     assert_true(cox_now_ns() - begin >= COX_NSEC_PER_SEC);
     assert_int_equal(cox_direct_refused(b), 1);
-    assert_false(box_end_has_peer(box));
+    assert_false(box->end_has_peer);
     close(silent);
     /* close does not wait for a handshake */
     silent = raw_connect(cox_direct_port(b));
@@ -299,7 +299,7 @@ BOX_TEST(messages_that_stall_end)
     box_await_end(box, "the connection from node-a (");
     assert_contains(box->ends, "has ended: the deadline has passed");
     assert_int_equal(box->end_code, COX_TIMEOUT);
-    assert_int_equal(box_message_count(box), 0);
+    assert_int_equal(box->message_count, 0);
     close(head);
     close(body);
 }
@@ -344,7 +344,7 @@ BOX_TEST(messages_under_way_have_a_budget)
         raw_send(fds[i], 32 * MIB - 1);
     }
     box_await_end(box, "messages under way have 142606336 bytes, 8388608 of them from this");
-    assert_int_equal(box_end_count(box), 2);
+    assert_int_equal(box->end_count, 2);
     /* Small ones come in any case; and others when there is room again. */
     struct cox_direct *a = node("node-a", NULL, NULL);
     sends(a, "node-b", port, "small");
@@ -384,7 +384,7 @@ BOX_TEST(messages_that_are_not_wanted_are_not_read)
     assert_int_equal(send(fd, bytes, COX_DIRECT_FRONT_SIZE - 10, MSG_NOSIGNAL),
                      COX_DIRECT_FRONT_SIZE - 10);
     box_await_end(box, "has ended: node-c says what is not wanted");
-    assert_int_equal(box_message_count(box), 2);
+    assert_int_equal(box->message_count, 2);
     close(fd);
 }
 
@@ -470,7 +470,7 @@ BOX_TEST(messages_go_to_memory_of_their_own)
     raw_send(fd, 3 * MIB);
     close(fd);
     box_await_end(box, "node-c (127.0.0.1");
-    assert_int_equal(box_message_count(box), count);
+    assert_int_equal(box->message_count, count);
 }
 
 static void check_referred(const uint8_t *bytes, size_t size)
@@ -702,7 +702,7 @@ BOX_TEST(known_processes_have_a_connection_each)
     sends(a, "node-b", port, "x");
     box_await_end(box, "the connection from node-0");
     assert_int_equal(box->end_code, COX_FULL);
-    assert_int_equal(box_end_count(box), 1);
+    assert_int_equal(box->end_count, 1);
     refuses(c, "node-b", port, -ECONNRESET, "cannot send to node-b");
     box_await_end(box, "there are 224 connections already");
     assert_int_equal(cox_direct_refused(b), 1);
@@ -731,7 +731,7 @@ BOX_TEST(a_later_connection_replaces_the_earlier_one_in_order)
     struct cox_direct *again = node("node-a", "a", NULL);
     /* The first one's messages are not yet delivered. */
     assert_int_equal(send_bytes(again, "node-b", port, 9, "third", 5, 200, NULL), COX_TIMEOUT);
-    assert_int_equal(box_message_count(box), 1);
+    assert_int_equal(box->message_count, 1);
     box_hold(box, false);
     sends(again, "node-b", port, "fourth");
     box_await(box, 3);

@@ -287,31 +287,6 @@ void box_await_end(struct box *box, const char *text)
         fail_msg("'%s' is not in: %s", text, box->ends);
 }
 
-uint32_t box_message_count(struct box *box)
-{
-    pthread_mutex_lock(&box->lock);
-    const uint32_t count = box->message_count;
-    pthread_mutex_unlock(&box->lock);
-    return count;
-}
-
-uint32_t box_end_count(struct box *box)
-{
-    pthread_mutex_lock(&box->lock);
-    const uint32_t count = box->end_count;
-    pthread_mutex_unlock(&box->lock);
-    return count;
-}
-
-/* The last end. */
-bool box_end_has_peer(struct box *box)
-{
-    pthread_mutex_lock(&box->lock);
-    const bool has = box->end_has_peer;
-    pthread_mutex_unlock(&box->lock);
-    return has;
-}
-
 /* The texts of ends so far. */
 void box_forget(struct box *box)
 {

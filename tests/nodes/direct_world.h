@@ -30,14 +30,16 @@ struct box {
     pthread_cond_t changed;
     /* on_message does not return */
     bool held;
-    uint32_t message_count, end_count;
+    /* written under the lock, and read without */
+    _Atomic uint32_t message_count, end_count;
+    /* of the last end */
+    _Atomic bool end_has_peer;
     uint64_t next[8];
     bool disorder;
     char peer[64], group[64];
     uint32_t kind;
     uint8_t *bytes;
     size_t size;
-    bool end_has_peer;
     int end_code;
     char ends[8192];
 };
@@ -47,9 +49,6 @@ struct box *box_new(void);
 void box_hold(struct box *box, bool held);
 void box_await(struct box *box, uint32_t message_count);
 void box_await_end(struct box *box, const char *text);
-uint32_t box_message_count(struct box *box);
-uint32_t box_end_count(struct box *box);
-bool box_end_has_peer(struct box *box);
 void box_forget(struct box *box);
 
 /* file: of the certificate; NULL: without TLS. box: NULL: it does not listen. */

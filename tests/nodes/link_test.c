@@ -33,51 +33,22 @@ static void seeds_run(const struct faults *faults, uint64_t first, uint64_t coun
     assert_true(sums.runs > 0 && ended > 0);
 }
 
-PLAIN_TEST(a_good_network)
-{
-    seeds_run(&(struct faults){.delay_max_ms = 3, .late = 50}, 1, SEED_COUNT / 10, 1000);
-}
+#define SEEDS_TEST(name, first, count, ms, ...)                                                    \
+    PLAIN_TEST(name)                                                                               \
+    {                                                                                              \
+        seeds_run(&(struct faults){__VA_ARGS__}, first, count, ms);                                \
+    }
 
-PLAIN_TEST(frames_are_lost_and_repeated)
-{
-    seeds_run(&(struct faults){.loss = 100, .repeat = 100, .delay_max_ms = 5, .late = 50}, 100000,
-              SEED_COUNT / 3, 1500);
-}
-
-PLAIN_TEST(frames_change_places)
-{
-    seeds_run(&(struct faults){.loss = 50,
-                               .repeat = 50,
-                               .delay_max_ms = 60,
-                               .reorder = true,
-                               .late = 30,
-                               .rank_death = 50},
-              200000, SEED_COUNT / 3, 1500);
-}
-
-PLAIN_TEST(the_network_parts)
-{
-    seeds_run(&(struct faults){.loss = 20,
-                               .repeat = 20,
-                               .delay_max_ms = 10,
-                               .late = 30,
-                               .partition = 100,
-                               .rank_death = 20},
-              300000, SEED_COUNT / 3, 3000);
-}
-
-PLAIN_TEST(agents_and_leads_end)
-{
-    seeds_run(&(struct faults){.loss = 20,
-                               .repeat = 30,
-                               .delay_max_ms = 20,
-                               .reorder = true,
-                               .late = 20,
-                               .partition = 60,
-                               .restart = 40,
-                               .takeover = 60},
-              400000, SEED_COUNT / 3, 3000);
-}
+SEEDS_TEST(a_good_network, 1, SEED_COUNT / 10, 1000, .delay_max_ms = 3, .late = 50)
+SEEDS_TEST(frames_are_lost_and_repeated, 100000, SEED_COUNT / 3, 1500, .loss = 100, .repeat = 100,
+           .delay_max_ms = 5, .late = 50)
+SEEDS_TEST(frames_change_places, 200000, SEED_COUNT / 3, 1500, .loss = 50, .repeat = 50,
+           .delay_max_ms = 60, .reorder = true, .late = 30, .rank_death = 50)
+SEEDS_TEST(the_network_parts, 300000, SEED_COUNT / 3, 3000, .loss = 20, .repeat = 20,
+           .delay_max_ms = 10, .late = 30, .partition = 100, .rank_death = 20)
+SEEDS_TEST(agents_and_leads_end, 400000, SEED_COUNT / 3, 3000, .loss = 20, .repeat = 30,
+           .delay_max_ms = 20, .reorder = true, .late = 20, .partition = 60, .restart = 40,
+           .takeover = 60)
 
 /* ---- one rule after the other ---- */
 
