@@ -1,7 +1,6 @@
 #include "peer.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -371,15 +370,6 @@ static bool parse_number(const char *text, uint64_t min, uint64_t max, uint64_t 
     return true;
 }
 
-static bool parse_size(const char *text, size_t min, size_t *ret_size)
-{
-    uint64_t value;
-    if (!parse_number(text, min, SIZE_MAX_ALLOWED, &value))
-        return false;
-    *ret_size = (size_t)value;
-    return true;
-}
-
 /* Writes ends of strings into the list. */
 static bool parse_nodes(char *list, struct peer_options *options)
 {
@@ -414,101 +404,78 @@ static bool parse_mode(const char *mode, struct measured *measured)
     return measured->options.bulk || strcmp(mode, "paced") == 0 || strcmp(mode, "full") == 0;
 }
 
-static bool parse_option(int option, char *value, struct measured *measured, const char **mode)
+static bool parse_death(const char *word, int *ret_signal)
 {
-    struct peer_options *options = &measured->options;
+    *ret_signal = strcmp(word, "stop") == 0 ? SIGSTOP : strcmp(word, "kill") == 0 ? SIGKILL : 0;
+    return *ret_signal != 0;
+}
+
+/* Where the value of --NAME goes: as a text, or as a number of units. */
+struct option_row {
+    const char *name;
+    const char **text;
+    uint64_t *number;
+    uint64_t min, max, unit;
+};
+
+static bool parse_option(const struct option_row *row, const char *value)
+{
     uint64_t number;
-    switch (option) {
-    case 'n':
-        return parse_nodes(value, options);
-    case 'l':
-        options->lead = value;
+    if (row->text) {
+        *row->text = value;
         return true;
-    case 's':
-        options->server = value;
-        return true;
-    case 'f':
-        options->folder = value;
-        return true;
-    case 'v':
-        options->variant = value;
-        return true;
-    case 'm':
-        *mode = value;
-        return true;
-    case 'i':
-        if (!parse_number(value, 0, PEER_NODES_MAX - 1, &number))
-            return false;
-        options->index = (uint32_t)number;
-        return true;
-    case 'p':
-        if (!parse_number(value, 1, 10000000, &number))
-            return false;
-        measured->period_ns = number * 1000;
-        return true;
-    case 't':
-        if (!parse_number(value, 1, 3600000, &number))
-            return false;
-        measured->duration_ns = number * NSEC_PER_MSEC;
-        return true;
-    case 'q':
-        return parse_size(value, PEER_HEADER_SIZE, &options->request_size);
-    case 'r':
-        return parse_size(value, PEER_HEADER_SIZE, &options->reply_size);
-    case 'b':
-        return parse_size(value, PEER_HEADER_SIZE, &options->bulk_size);
-    case 'c':
-        return parse_size(value, PEER_HEADER_SIZE, &options->chunk_size);
-    case 'N':
-        return parse_processes(value, &measured->nodes);
-    case 'S':
-        return parse_processes(value, &measured->servers);
-    case 'I':
-        if (!parse_number(value, 0, 3600000, &number))
-            return false;
-        measured->idle_ns = number * NSEC_PER_MSEC;
-        return true;
-    case 'D':
-        measured->death = strcmp(value, "stop") == 0   ? SIGSTOP
-                          : strcmp(value, "kill") == 0 ? SIGKILL
-                                                       : 0;
-        return measured->death != 0;
-    case 'J':
-        measured->group = value;
-        return true;
-    default:
-        return false;
     }
+    if (!parse_number(value, row->min, row->max, &number))
+        return false;
+    *row->number = number * row->unit;
+    return true;
 }
 
 static bool parse_options(int argc, char **argv, struct measured *measured)
 {
-    static const struct option table[] = {{"nodes", required_argument, NULL, 'n'},
-                                          {"lead", required_argument, NULL, 'l'},
-                                          {"server", required_argument, NULL, 's'},
-                                          {"index", required_argument, NULL, 'i'},
-                                          {"folder", required_argument, NULL, 'f'},
-                                          {"variant", required_argument, NULL, 'v'},
-                                          {"mode", required_argument, NULL, 'm'},
-                                          {"period-us", required_argument, NULL, 'p'},
-                                          {"ms", required_argument, NULL, 't'},
-                                          {"request", required_argument, NULL, 'q'},
-                                          {"reply", required_argument, NULL, 'r'},
-                                          {"bulk", required_argument, NULL, 'b'},
-                                          {"chunk", required_argument, NULL, 'c'},
-                                          {"node-pids", required_argument, NULL, 'N'},
-                                          {"server-pids", required_argument, NULL, 'S'},
-                                          {"idle-ms", required_argument, NULL, 'I'},
-                                          {"die", required_argument, NULL, 'D'},
-                                          {"join", required_argument, NULL, 'J'},
-                                          {NULL, 0, NULL, 0}};
-    const char *mode = "full";
-    for (int option; (option = getopt_long(argc, argv, "", table, NULL)) != -1;)
-        if (!parse_option(option, optarg, measured, &mode))
+    struct peer_options *options = &measured->options;
+    const char *mode = "full", *nodes = NULL, *node_pids = NULL, *server_pids = NULL, *die = NULL;
+    uint64_t index = 0, request = options->request_size, reply = options->reply_size,
+             bulk = options->bulk_size, chunk = options->chunk_size;
+    const struct option_row rows[] = {
+        {"nodes", .text = &nodes},
+        {"lead", .text = &options->lead},
+        {"server", .text = &options->server},
+        {"folder", .text = &options->folder},
+        {"variant", .text = &options->variant},
+        {"mode", .text = &mode},
+        {"node-pids", .text = &node_pids},
+        {"server-pids", .text = &server_pids},
+        {"die", .text = &die},
+        {"join", .text = &measured->group},
+        {"index", NULL, &index, 0, PEER_NODES_MAX - 1, 1},
+        {"period-us", NULL, &measured->period_ns, 1, 10000000, 1000},
+        {"ms", NULL, &measured->duration_ns, 1, 3600000, NSEC_PER_MSEC},
+        {"idle-ms", NULL, &measured->idle_ns, 0, 3600000, NSEC_PER_MSEC},
+        {"request", NULL, &request, PEER_HEADER_SIZE, SIZE_MAX_ALLOWED, 1},
+        {"reply", NULL, &reply, PEER_HEADER_SIZE, SIZE_MAX_ALLOWED, 1},
+        {"bulk", NULL, &bulk, PEER_HEADER_SIZE, SIZE_MAX_ALLOWED, 1},
+        {"chunk", NULL, &chunk, PEER_HEADER_SIZE, SIZE_MAX_ALLOWED, 1},
+    };
+    const size_t count = sizeof rows / sizeof rows[0];
+    for (int i = 1; i < argc; i += 2) {
+        size_t row = 0;
+        while (row < count &&
+               (strncmp(argv[i], "--", 2) != 0 || strcmp(argv[i] + 2, rows[row].name) != 0))
+            row++;
+        if (row == count || i + 1 == argc || !parse_option(&rows[row], argv[i + 1]))
             return false;
-    return optind == argc && parse_mode(mode, measured) && measured->options.node_count > 0 &&
-           measured->options.index < measured->options.node_count &&
-           (!measured->death || measured->nodes.count >= measured->options.node_count);
+    }
+    options->index = (uint32_t)index;
+    options->request_size = request;
+    options->reply_size = reply;
+    options->bulk_size = bulk;
+    options->chunk_size = chunk;
+    return nodes && parse_nodes((char *)(uintptr_t)nodes, options) && parse_mode(mode, measured) &&
+           (!node_pids || parse_processes((char *)(uintptr_t)node_pids, &measured->nodes)) &&
+           (!server_pids || parse_processes((char *)(uintptr_t)server_pids, &measured->servers)) &&
+           (!die || parse_death(die, &measured->death)) && options->index < options->node_count &&
+           (!measured->death || measured->nodes.count >= options->node_count);
 }
 
 int peer_main(int argc, char **argv, const struct peer_ops *ops)

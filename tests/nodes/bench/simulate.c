@@ -6,7 +6,7 @@
  *     simulate [--seed N] [--server-us N] [--sender-us N] [--peer-bytes 0|1] [K...]
  *
  * Each node has one rank, numbered from 0 on its own link, so that limits of the executor do not
- * count. Prints a table, and the same as JSON. */
+ * count. Prints a table. */
 #include "channel/base/idioms.h"
 #include "nodes/link/agent_link.h"
 #include "nodes/link/lead_link.h"
@@ -762,7 +762,6 @@ static struct result simulate(uint32_t k, uint64_t seed)
 int main(int argc, char **argv)
 {
     static const uint32_t standard[] = {2, 8, 32, 128, 512};
-    struct result results[32];
     uint32_t counts[32], count = 0;
     uint64_t seed = 1;
     for (int i = 1; i < argc; i++) {
@@ -791,8 +790,7 @@ int main(int argc, char **argv)
         "deaths |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
         sender_message_ns / US, server_message_ns / US, seed);
     for (uint32_t i = 0; i < count; i++) {
-        results[i] = simulate(counts[i], seed);
-        const struct result *r = &results[i];
+        const struct result result = simulate(counts[i], seed), *r = &result;
         printf("| %u | %.0f | %.1f | %.0f | %.0f | %.0f | %.0f | %.1f | %.1f | %.4f | %.3f | %.0f "
                "| %.2f | %.0f (%.0f) | %.0f | %.0f | %.2f | %.0f | %.0f |\n",
                r->k, r->step_messages, r->step_bytes / 1e3, r->step_p50_us, r->step_p99_us,
@@ -809,26 +807,7 @@ int main(int argc, char **argv)
         (step_ns - (double)server_message_ns / 2) / (1.5 * (double)server_message_ns);
     printf(
         "\nAt 100 steps/s the lead's receiver is the limit from K = %.0f on, the server (one core) "
-        "from K = %.0f on.\n\n[",
+        "from K = %.0f on.\n",
         receiver, server);
-    for (uint32_t i = 0; i < count; i++) {
-        const struct result *r = &results[i];
-        printf(
-            "%s\n  {\"k\": %u, \"step_messages\": %.1f, \"step_bytes\": %.0f, \"step_p50_us\": "
-            "%.1f, "
-            "\"step_max_us\": %.1f, \"step_server_us\": %.1f, \"idle_messages_per_s\": %.1f, "
-            "\"idle_bytes_per_s\": %.0f, \"idle_lead_bytes_per_s\": %.0f, \"idle_server_load\": "
-            "%.5f, "
-            "\"server_load_100\": %.4f, \"beats_100_per_s\": %.1f, "
-            "\"dead_server_ms\": %.3f, \"dead_silence_ms\": %.1f, \"dead_silence_max_ms\": %.1f, "
-            "\"start_ms\": %.1f, \"start_messages\": %.0f, \"start_bytes\": %.0f, "
-            "\"server_restart_ms\": %.1f, \"server_restart_deaths\": %.0f}",
-            i ? "," : "", r->k, r->step_messages, r->step_bytes, r->step_p50_us, r->step_p99_us,
-            r->step_server_us, r->idle_messages, r->idle_bytes, r->idle_out_bytes, r->idle_load,
-            r->load_100, r->beats_100, r->dead_server_ms, r->dead_silence_ms,
-            r->dead_silence_max_ms, r->start_ms, r->start_messages, r->start_bytes,
-            r->server_restart_ms, r->server_restart_deaths);
-    }
-    printf("\n]\n");
     return 0;
 }
