@@ -85,8 +85,8 @@ struct matrix_run {
     char problems[2048];
 };
 
-/* The process itself, and what it does in MATRIX_RENEW. */
-int matrix_renew_drive(const char *name, uint64_t brief_ms);
+/* The process itself, and what it does in MATRIX_RENEW; its lines' names begin with prefix. */
+int matrix_renew_drive(const char *name, uint64_t brief_ms, const char *prefix);
 int matrix_driver(int argc, char **argv);
 
 /* Starts a driver in `mode`, follows it to its end, and reads its journal. Returns how many

@@ -432,36 +432,16 @@ static void group_run(struct driver *d)
     d->executor = cox_executor_free(d->executor);
 }
 
-/* The same name again, as a user would. */
 /* A group of its own, in which a rank dies and is started again. Only the coordinator's steps are
  * struck and counted here: ranks know of no plan. */
-static void restart_run(struct driver *d)
+static void restart_run(const struct driver *d)
 {
     unsetenv("COXSWAIN_FAULT");
     unsetenv("COXSWAIN_FAULT_COUNTS");
-    const uint32_t rank = MATRIX_RANK_COUNT - 1;
-    const struct cox_executor_options options = options_of(d);
-    const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    int r = cox_executor_start(&options, &d->executor, test_err());
-    journal("restart-start", r, NULL, test_error.text);
-    if (r)
-        return;
-    struct cox_init_summary summary;
-    r = cox_executor_init(d->executor, NULL, 0, deadline_ns, &summary, test_err());
-    journal("restart-init", r, NULL, test_error.text);
-    const struct operation echo = {"restart-echo", call_opaque, "echo once more", 0};
-    kill(cox_executor_pid(d->executor, rank), SIGKILL);
-    while (call_opaque(d, &echo, test_err()) == 0 && cox_now_ns() < deadline_ns)
-        continue;
-    r = cox_executor_restart(d->executor, rank, deadline_ns, test_err());
-    journal("restart", r, NULL, test_error.text);
-    r = cox_executor_replay_init(d->executor, deadline_ns, test_err());
-    journal("restart-replay", r, NULL, test_error.text);
-    operation_do(d, &echo);
-    journal("restart-stop", (int)cox_executor_stop(d->executor), NULL, "");
-    d->executor = cox_executor_free(d->executor);
+    matrix_renew_drive(d->name, TEST_PATIENCE_MS, "restart-");
 }
 
+/* The same name again, as a user would. */
 static void second_run(struct driver *d)
 {
     unsetenv("COXSWAIN_FAULT");
@@ -563,7 +543,7 @@ int matrix_driver(int argc, char **argv)
     cox_condition_init(&d.changed);
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* ends with the test, when that is aborted */
     if (d.mode == MATRIX_RENEW)
-        return matrix_renew_drive(d.name, d.brief_ms);
+        return matrix_renew_drive(d.name, d.brief_ms, "");
     counts_map();
     const bool after = d.mode == MATRIX_AFTER || d.mode == MATRIX_OTHER;
     if (!after)

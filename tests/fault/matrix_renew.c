@@ -10,9 +10,11 @@
 
 /* ---- the driver ---- */
 
+static const char *line_prefix;
+
 static void journal(const char *name, int status, const char *text)
 {
-    printf("%s %d - - - | %s\n", name, status, text);
+    printf("%s%s %d - - - | %s\n", line_prefix, name, status, text);
     fflush(stdout);
 }
 
@@ -79,7 +81,7 @@ static void lives_run(struct cox_executor *executor, uint64_t brief_ms)
     }
 }
 
-int matrix_renew_drive(const char *name, uint64_t brief_ms)
+int matrix_renew_drive(const char *name, uint64_t brief_ms, const char *prefix)
 {
     static const char *const command[] = {COX_TEST_BIN_DIR "/scripted_worker", NULL};
     const struct cox_executor_options options = {
@@ -93,6 +95,7 @@ int matrix_renew_drive(const char *name, uint64_t brief_ms)
         .times.term_ms = brief_ms,
     };
     struct cox_executor *executor = NULL;
+    line_prefix = prefix;
     int r = cox_executor_start(&options, &executor, test_err());
     journal("start", r, test_error.text);
     if (r)
