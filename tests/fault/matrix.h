@@ -19,6 +19,8 @@
 #define MATRIX_PROCESS_COUNT (1 + MATRIX_RANK_COUNT)
 #define MATRIX_JOURNAL_SIZE 32768
 #define MATRIX_LINE_COUNT 128
+/* A line for the reader: the driver waits no longer for the step to be reached. */
+#define MATRIX_TOO_SLOW "# too slow"
 
 /* driver NAME MODE RANK BRIEF_MS */
 enum matrix_mode {

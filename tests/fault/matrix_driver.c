@@ -135,10 +135,11 @@ static bool driver_again(struct driver *d, int status)
 /* True: it ended at its deadline although nothing has happened yet, and is to be done again. */
 static bool driver_slow(struct driver *d, const char *name, int status)
 {
-    if (d->mode != MATRIX_STOP || d->felt || status != COX_TIMEOUT ||
-        atomic_load(&counts->struck) || d->slow_count++ >= SLOW_MAX)
+    if (d->mode != MATRIX_STOP || d->felt || status != COX_TIMEOUT || atomic_load(&counts->struck))
         return false;
-    printf("# slow: %s\n", name);
+    printf("%s: %s\n", d->slow_count < SLOW_MAX ? "# slow" : MATRIX_TOO_SLOW, name);
+    if (d->slow_count++ >= SLOW_MAX)
+        return false;
     d->base = 0;
     return true;
 }

@@ -264,6 +264,9 @@ void matrix_judge(struct matrix_run *run)
                                                         : judge_late),
                    mode, orphans);
     matrix_sockets_end(run);
+    /* What failed then is nothing that the rank was struck by. */
+    if (strstr(run->journal.bytes, MATRIX_TOO_SLOW))
+        run->verdict = MATRIX_SLOW;
     if (!struck && run->verdict == MATRIX_FINE)
         matrix_complain(run, death->first ? MATRIX_WRONG : MATRIX_NOT_STRUCK,
                         "the plan has not struck");
