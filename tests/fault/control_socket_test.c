@@ -53,16 +53,6 @@ static void live_and_die(void *context)
     socket_stop();
 }
 
-/* True: the plan has struck. */
-static bool struck(pid_t pid)
-{
-    int status = child_status(pid);
-    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
-        return true;
-    assert_int_equal(status, 0);
-    return false;
-}
-
 /* What a control socket left that died before. */
 static void leave_a_dead_socket(void)
 {
@@ -84,7 +74,7 @@ SOCKET_TEST(b4_p7_a_start_after_a_death_at_any_step_works)
             snprintf(life.plan, sizeof life.plan, "%s:kill:coordinator:%u", points[p], ++count);
             if (p > 0)
                 leave_a_dead_socket();
-            killed = struck(client_start(live_and_die, &life));
+            killed = child_struck(client_start(live_and_die, &life));
             socket_start(NULL);
             if (runtime_dir_count() != 1)
                 fail_msg("%s: %d files", life.plan, runtime_dir_count());
@@ -119,7 +109,7 @@ SOCKET_TEST(b15_b21_a_client_that_dies_at_any_step_leaves_nothing)
         while (killed) {
             struct life life = {.path = path};
             snprintf(life.plan, sizeof life.plan, "%s:kill:coordinator:%u", connected[p], ++count);
-            killed = struck(client_start(connect_and_die, &life));
+            killed = child_struck(client_start(connect_and_die, &life));
             client_run(connect_and_die, &(struct life){.plan = "stopped:kill", .path = path});
             await_fds(before);
         }
@@ -154,7 +144,7 @@ SOCKET_TEST(b52_b54_a_start_that_is_stopped_is_waited_for)
         int told[2], runtime_dir_fd;
         /* Something to sweep. */
         snprintf(life.plan, sizeof life.plan, "control_socket.named:kill");
-        assert_true(struck(client_start(live_and_die, &life)));
+        assert_true(child_struck(client_start(live_and_die, &life)));
         assert_int_equal(pipe2(told, O_CLOEXEC), 0);
         second.told = told[1];
         snprintf(life.plan, sizeof life.plan, "%s:stop", held[p]);

@@ -17,16 +17,6 @@ static void begin(void)
     snprintf(path, sizeof path, "%s", cox_control_socket_path(control_socket));
 }
 
-/* True: the plan has struck. */
-static bool struck(pid_t pid)
-{
-    int status = child_status(pid);
-    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
-        return true;
-    assert_int_equal(status, 0);
-    return false;
-}
-
 static void expect_open(const struct cox_handle *handle, int code)
 {
     int fd = -1, r = cox_handle_open(handle, path, PATIENCE, &fd, test_err());
@@ -110,7 +100,7 @@ SOCKET_TEST(l8_b29_an_exporter_that_dies_at_any_step_is_gone_with_all_it_exporte
             assert_int_equal(pipe2(told, O_CLOEXEC), 0);
             life.told = told[1];
             snprintf(life.plan, sizeof life.plan, "%s:kill:coordinator:%u", points[p], ++count);
-            killed = struck(client_start(export_and_put, &life));
+            killed = child_struck(client_start(export_and_put, &life));
             close(told[1]);
             while (read(told[0], &handle, sizeof handle) == sizeof handle)
                 expect_both(&handle, COX_PEER_DEAD);
@@ -217,7 +207,7 @@ SOCKET_TEST(l15_b29_an_importer_that_dies_at_any_step_costs_no_other_anything)
         while (killed) {
             snprintf(opening.plan, sizeof opening.plan, "%s:kill:coordinator:%u", deaths[d].point,
                      ++count);
-            killed = struck(client_start(import_once, &opening));
+            killed = child_struck(client_start(import_once, &opening));
             await_fds(before);
             assert_int_equal(peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number, there);
             expect_both(&opening.handle, 0);

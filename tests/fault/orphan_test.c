@@ -289,8 +289,7 @@ TEST(p2_whatever_workers_do_they_end_with_the_coordinator)
 {
     for (uint32_t n = 1; n <= 8; n *= 2)
         for (size_t s = 0; s < sizeof states / sizeof *states; s++) {
-            const struct group_case c = {DIRECT, states[s], n, false, NULL};
-            kill_coordinator(&c);
+            kill_coordinator(&(const struct group_case){DIRECT, states[s], n, false, NULL});
         }
 }
 
@@ -305,8 +304,8 @@ TEST(p2_so_do_workers_inside_a_wrapper)
             /* Of two wrappers only the outer one is killed with the coordinator: see worker.h. */
             if (w == NESTED && strcmp(states[s], "stopped") == 0)
                 continue;
-            const struct group_case c = {(enum wrapper)w, states[s], 2, false, NULL};
-            kill_coordinator(&c);
+            kill_coordinator(
+                &(const struct group_case){(enum wrapper)w, states[s], 2, false, NULL});
         }
     }
 }
@@ -314,8 +313,7 @@ TEST(p2_so_do_workers_inside_a_wrapper)
 TEST(p2_p7_before_they_attached)
 {
     for (uint32_t n = 1; n <= 8; n *= 2) {
-        const struct group_case c = {DIRECT, "idle", n, true, NULL};
-        kill_coordinator(&c);
+        kill_coordinator(&(const struct group_case){DIRECT, "idle", n, true, NULL});
     }
 }
 
@@ -331,8 +329,8 @@ TEST(p2_p7_stopped_at_any_point)
     };
     for (size_t p = 0; p < sizeof points / sizeof *points; p++)
         for (int w = DIRECT; w <= STAYS; w += STAYS - DIRECT) {
-            const struct group_case c = {(enum wrapper)w, "serving", 2, false, points[p]};
-            kill_coordinator(&c);
+            kill_coordinator(
+                &(const struct group_case){(enum wrapper)w, "serving", 2, false, points[p]});
         }
 }
 
@@ -343,8 +341,7 @@ static void expect_status(enum wrapper wrapper, const char *state, const char *e
     char seen[64] = "";
     int fd = open(test_pipe_path(pipe), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     setenv("STATUS_PIPE", test_pipe_path(pipe), 1);
-    const struct group_case c = {wrapper, state, 2, false, NULL};
-    kill_coordinator(&c);
+    kill_coordinator(&(const struct group_case){wrapper, state, 2, false, NULL});
     unsetenv("STATUS_PIPE");
     assert_true(read(fd, seen, sizeof seen - 1) > 0);
     close(fd);

@@ -162,6 +162,15 @@ int child_status(pid_t pid)
     return status;
 }
 
+bool child_struck(pid_t pid)
+{
+    const int status = child_status(pid);
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
+        return true;
+    assert_int_equal(status, 0);
+    return false;
+}
+
 void child_kill(pid_t pid)
 {
     kill(pid, SIGKILL);

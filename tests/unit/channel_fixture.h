@@ -45,6 +45,8 @@ const char *test_object(const char *what);
 pid_t child_start(void (*fn)(void *context), void *context);
 /* Reaps it; returns the wait status. */
 int child_status(pid_t pid);
+/* The same; true: SIGKILL has ended it, as a fault plan does. Asserts that else it ended with 0. */
+bool child_struck(pid_t pid);
 /* Kills and reaps it. */
 void child_kill(pid_t pid);
 /* Asserts that it ended with 0. */
