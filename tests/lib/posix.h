@@ -1,5 +1,6 @@
 /*
- * posix: the headers of libc that tests are written with, so that no test lists them.
+ * posix: the headers of libc that tests are written with, so that no test lists them; and what the
+ * compiler makes of a test.
  *
  * Processes and threads: declares nothing of its own.
  */
@@ -37,5 +38,17 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+/* Sanitizers have memory for themselves, keep what was freed, and are slow. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TEST_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define TEST_SANITIZED 1
+#endif
+#endif
+#ifndef TEST_SANITIZED
+#define TEST_SANITIZED 0
+#endif
 
 #endif

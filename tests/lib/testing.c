@@ -210,8 +210,7 @@ static void on_death(void *context, uint32_t rank, const char *text)
 /* With the lock held. False: patience is at its end. */
 static bool group_wait(struct test_group *group, uint64_t deadline_ns)
 {
-    const struct timespec until = {(time_t)(deadline_ns / COX_NSEC_PER_SEC),
-                                   (long)(deadline_ns % COX_NSEC_PER_SEC)};
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
     return pthread_cond_timedwait(&group->changed, &group->lock, &until) != ETIMEDOUT;
 }
 
@@ -261,18 +260,6 @@ void test_sweep_sockets(uint32_t count)
     uint32_t swept = 0;
     assert_ok(cox_control_socket_sweep(test_runtime_dir(), &swept, test_err()));
     assert_int_equal(swept, count);
-}
-
-/* Sockets that are left. */
-static size_t count_sockets(void)
-{
-    size_t count = 0;
-    DIR *dir = opendir(test_runtime_dir());
-    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;)
-        count += entry->d_name[0] != '.';
-    if (dir)
-        closedir(dir);
-    return count;
 }
 
 char test_program[4096];
@@ -418,7 +405,7 @@ size_t test_count_lines(struct test_group *group, int rank, const char *text)
 
 void test_await_lines(struct test_group *group, int rank, const char *text, size_t count)
 {
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    uint64_t deadline_ns = test_patience();
     pthread_mutex_lock(&group->lock);
     while (count_lines(group, rank, text) < count && group_wait(group, deadline_ns))
         continue;
@@ -432,7 +419,7 @@ void test_await_lines(struct test_group *group, int rank, const char *text, size
 
 void test_await_faults(struct test_group *group, size_t count)
 {
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    uint64_t deadline_ns = test_patience();
     pthread_mutex_lock(&group->lock);
     while (group->fault_count < count && group_wait(group, deadline_ns))
         continue;
@@ -452,7 +439,7 @@ const char *test_fault(struct test_group *group, size_t i)
 
 void test_await_death(struct test_group *group, uint32_t rank)
 {
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    uint64_t deadline_ns = test_patience();
     pthread_mutex_lock(&group->lock);
     while (!group->deaths[rank] && group_wait(group, deadline_ns))
         continue;
@@ -589,7 +576,7 @@ int test_submit(struct test_group *group, const struct test_how *how, const char
 
 int test_submit_persist(struct test_group *group, const struct test_how *how, const char *text)
 {
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    uint64_t deadline_ns = test_patience();
     int r;
     do {
         r = submit_bytes(group, how, text, strlen(text));
@@ -601,7 +588,7 @@ int test_submit_persist(struct test_group *group, const struct test_how *how, co
 
 const struct test_completion *test_await(struct test_group *group, size_t n)
 {
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    uint64_t deadline_ns = test_patience();
     pthread_mutex_lock(&group->lock);
     while (group->completion_count <= n && group_wait(group, deadline_ns))
         continue;
@@ -719,7 +706,7 @@ void test_stop_process(pid_t pid)
 {
     test_needs_processes();
     char path[64];
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    uint64_t deadline_ns = test_patience();
     bool stopped = false;
     assert_int_equal(kill(pid, SIGSTOP), 0);
     snprintf(path, sizeof path, "/proc/%d/task", pid);
@@ -738,14 +725,15 @@ void test_stop_process(pid_t pid)
 
 /* ---- what is left ---- */
 
+/* 0 where there is no such folder. */
 static size_t count_entries(const char *folder, const char *text)
 {
     size_t count = 0;
     DIR *dir = opendir(folder);
-    assert_non_null(dir);
-    for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
+    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;)
         count += entry->d_name[0] != '.' && strstr(entry->d_name, text);
-    closedir(dir);
+    if (dir)
+        closedir(dir);
     return count;
 }
 
@@ -777,6 +765,26 @@ size_t test_count_fds(void)
     return count_entries("/proc/self/fd", "");
 }
 
+size_t test_count_proc(pid_t pid, const char *what)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, what);
+    return count_entries(path, "");
+}
+
+size_t test_count_maps(pid_t pid, const char *text)
+{
+    char path[64], line[4352];
+    size_t count = 0;
+    snprintf(path, sizeof path, "/proc/%d/maps", (int)pid);
+    FILE *maps = fopen(path, "re");
+    assert_non_null(maps);
+    while (fgets(line, sizeof line, maps))
+        count += strstr(line, text) != NULL;
+    fclose(maps);
+    return count;
+}
+
 void test_await_socket(struct test_group *group)
 {
     /* More than it reads: by what is left the kernel tells its close, which comes after the end
@@ -784,7 +792,7 @@ void test_await_socket(struct test_group *group)
     static const char nothing[COX_HELLO_SIZE + 4096];
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     const char *path = cox_executor_socket(group->executor);
-    const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    const uint64_t deadline_ns = test_patience();
     struct cox_control_socket_counts counts;
     char bytes[256];
     ssize_t got;
@@ -825,13 +833,17 @@ static bool is_own_name(const char *name)
 }
 
 /* Groups of this process are called by its pid, whatever else: so other tests may run meanwhile. */
-static size_t count_own_names(void)
+static size_t count_own_names(bool removes)
 {
     size_t count = test_count_names(test_name_prefix());
     DIR *dir = opendir("/dev/shm");
     assert_non_null(dir);
     for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
-        count += is_own_name(entry->d_name);
+        if (is_own_name(entry->d_name)) {
+            count++;
+            if (removes)
+                unlinkat(dirfd(dir), entry->d_name, 0);
+        }
     closedir(dir);
     return count;
 }
@@ -841,15 +853,9 @@ static size_t count_own_names(void)
 static void names_sweep(void)
 {
     static pid_t swept;
-    if (swept == getpid())
-        return;
+    if (swept != getpid())
+        count_own_names(true);
     swept = getpid();
-    DIR *dir = opendir("/dev/shm");
-    assert_non_null(dir);
-    for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
-        if (is_own_name(entry->d_name))
-            unlinkat(dirfd(dir), entry->d_name, 0);
-    closedir(dir);
 }
 
 static bool has_children(void)
@@ -891,14 +897,14 @@ int test_teardown(void **state)
     ranks_stop();
     const uint64_t deadline_ns = cox_deadline_after_ms(TEARDOWN_MS);
     /* On a busy machine the end of a control socket leaves its last closes to detached threads. */
-    size_t fds = test_count_fds(), names = count_own_names();
+    size_t fds = test_count_fds(), names = count_own_names(false);
     for (; fds > fds_before && cox_now_ns() < deadline_ns; fds = test_count_fds())
         sched_yield();
     if (fds != fds_before)
         print_error("fds: %zu before the test, %zu after\n", fds_before, fds);
     if (names)
         print_error("%zu names are left in /dev/shm\n", names);
-    size_t sockets = count_sockets();
+    size_t sockets = count_entries(test_runtime_dir(), "");
     if (sockets)
         print_error("%zu sockets are left in %s\n", sockets, test_runtime_dir());
     bool children = has_children();

@@ -170,6 +170,8 @@ pid_t test_pid(struct test_group *group, uint32_t rank);
  * replaced. */
 void test_kill_rank(struct test_group *group, uint32_t rank);
 void test_restart_rank(struct test_group *group, uint32_t rank);
+/* What cox_executor_read_status has of it. */
+struct cox_rank_status test_rank_status(struct cox_executor *executor, uint32_t rank);
 /* How many commands the process was asked so far, this one included: tells an old process from a
  * new one. */
 unsigned test_served(struct test_group *group, uint32_t rank);
@@ -267,6 +269,9 @@ void test_stop_process(pid_t pid);
 /* Names in /dev/shm that contain the text. */
 size_t test_count_names(const char *text);
 size_t test_count_fds(void); /* open in this process */
+/* Of any process: entries of the folder /proc/PID/WHAT; lines of its maps that contain the text. */
+size_t test_count_proc(pid_t pid, const char *what);
+size_t test_count_maps(pid_t pid, const char *text);
 /* On return the thread of the group's control socket has closed all fds of earlier connections: a
  * rank may already be in the group before the control socket has closed what it sent to the rank.
  */

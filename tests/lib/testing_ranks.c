@@ -25,6 +25,14 @@ pid_t test_pid(struct test_group *group, uint32_t rank)
     return cox_executor_pid(test_group_executor(group), rank);
 }
 
+struct cox_rank_status test_rank_status(struct cox_executor *executor, uint32_t rank)
+{
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[COX_RANK_COUNT_MAX];
+    cox_executor_read_status(executor, &status, ranks);
+    return ranks[rank];
+}
+
 void test_kill_rank(struct test_group *group, uint32_t rank)
 {
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
