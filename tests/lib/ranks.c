@@ -5,9 +5,10 @@
 #include "channel/base/thread.h"
 #include "channel/shm/fd_bundle.h"
 #include "channel/shm/region.h"
+#include "channel/socket/socket.h"
 #include "worker/loop/worker_internal.h"
 #include "script_take.h"
-#include "tests/lib/posix.h"
+#include "testing.h"
 
 /* What a relay hands over: standard output and error, then the memory of the group that it has
  * inherited. */
@@ -52,15 +53,9 @@ static socklen_t ranks_address(struct sockaddr_un *address, pid_t pid)
 
 /* ---- what the relay says ---- */
 
-union hello_control {
-    char bytes[CMSG_SPACE(HELLO_FD_COUNT_MAX * sizeof(int))];
-    struct cmsghdr aligned;
-};
-
 int ranks_connect(pid_t parent_pid, const struct ranks_hello *hello)
 {
     const uint32_t memory_count = hello->options.fd_count;
-    const size_t fds_size = (HELLO_FD_COUNT + memory_count) * sizeof(int);
     int fds[HELLO_FD_COUNT_MAX] = {STDOUT_FILENO, STDERR_FILENO};
     COX_ASSERT(memory_count <= COX_FD_BUNDLE_COUNT);
     for (uint32_t i = 0; i < memory_count; i++)
@@ -70,18 +65,9 @@ int ranks_connect(pid_t parent_pid, const struct ranks_hello *hello)
     _cox_cleanup_(cox_close_fd) int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0 || connect(fd, (const struct sockaddr *)&address, length) < 0)
         return -errno;
-    struct iovec bytes = {.iov_base = (void *)(uintptr_t)hello, .iov_len = sizeof *hello};
-    union hello_control control = {.bytes = {0}};
-    struct msghdr message = {.msg_iov = &bytes,
-                             .msg_iovlen = 1,
-                             .msg_control = control.bytes,
-                             .msg_controllen = CMSG_SPACE(fds_size)};
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(fds_size);
-    memcpy(CMSG_DATA(header), fds, fds_size);
-    return sendmsg(fd, &message, MSG_NOSIGNAL) < 0 ? -errno : cox_steal_fd(&fd);
+    int r = cox_socket_send(fd, hello, sizeof *hello, fds, HELLO_FD_COUNT + memory_count,
+                            cox_deadline_after_ms(TEST_PATIENCE_MS));
+    return r ? (r < 0 ? r : -EPIPE) : cox_steal_fd(&fd);
 }
 
 /* Moves fds to numbers in a row, as a process inherits them. Only the greeter makes numbers that
@@ -107,21 +93,13 @@ static int fds_in_a_row(const int *fds, uint32_t count)
 /* False: it died before it said anything. */
 static bool rank_greet(struct rank *rank, int fd)
 {
-    struct iovec bytes = {.iov_base = &rank->hello, .iov_len = sizeof rank->hello};
-    union hello_control control = {.bytes = {0}};
-    struct msghdr message = {.msg_iov = &bytes,
-                             .msg_iovlen = 1,
-                             .msg_control = control.bytes,
-                             .msg_controllen = sizeof control.bytes};
-    ssize_t got = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
-    const struct cmsghdr *header = got > 0 ? CMSG_FIRSTHDR(&message) : NULL;
-    if (!header)
-        return false;
-    COX_ASSERT(got == (ssize_t)sizeof rank->hello);
     int fds[HELLO_FD_COUNT_MAX];
+    uint32_t count = 0;
     struct cox_worker_options *options = &rank->hello.options;
-    COX_ASSERT(header->cmsg_len == CMSG_LEN((HELLO_FD_COUNT + options->fd_count) * sizeof fds[0]));
-    memcpy(fds, CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
+    if (cox_socket_receive(fd, &rank->hello, sizeof rank->hello, fds, HELLO_FD_COUNT_MAX, &count,
+                           cox_deadline_after_ms(TEST_PATIENCE_MS)))
+        return false;
+    COX_ASSERT(count == HELLO_FD_COUNT + options->fd_count);
     options->fd_first = fds_in_a_row(fds + HELLO_FD_COUNT, options->fd_count);
     rank->host.pid = rank->hello.pid;
     rank->host.relay_fd = fd;
