@@ -36,9 +36,7 @@ cox_command_test(NAME multi/server LABEL multi TIER quick TIMEOUT 120 PROCESSORS
             ${PROJECT_SOURCE_DIR})
 
 # Runs a command as on an older kernel or under a seccomp profile.
-add_executable(without ${CMAKE_CURRENT_LIST_DIR}/without.c)
-target_link_libraries(without PRIVATE coxswain_warnings)
-set_target_properties(without PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+configure_file(${CMAKE_CURRENT_LIST_DIR}/without.py ${PROJECT_BINARY_DIR}/bin/without COPYONLY)
 
 # What the README shows first.
 foreach(attach named sealed)

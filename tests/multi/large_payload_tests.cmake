@@ -5,9 +5,9 @@ target_link_libraries(large_payload_worker PRIVATE coxswain_testlib coxswain_war
 
 cox_multi_test(NAME large_payload TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/large_payload_test.c
     LIBS coxswain_testlib TIMEOUT 600)
-add_dependencies(test_multi_large_payload large_payload_worker without)
+add_dependencies(test_multi_large_payload large_payload_worker)
 cox_sealed_test(large_payload TIER nightly TIMEOUT 600)
 
 # The same where no process may copy fds from another: all large payloads come through the control socket.
 cox_command_test(NAME multi/large_payload_by_the_socket LABEL multi TIER nightly TIMEOUT 600 PROCESSORS 2
-    COMMAND without pidfd_getfd=EPERM $<TARGET_FILE:test_multi_large_payload>)
+    COMMAND ${PROJECT_BINARY_DIR}/bin/without pidfd_getfd=EPERM $<TARGET_FILE:test_multi_large_payload>)

@@ -6,7 +6,6 @@ cox_multi_test(NAME pull TIER all
             ${PROJECT_SOURCE_DIR}/engine/rank/adapter_commands.c
             ${PROJECT_SOURCE_DIR}/engine/rank/adapter_cache.c
     LIBS coxswain_testlib coxswain_transfer coxswain_model coxswain_worker_lib TIMEOUT 240)
-add_dependencies(test_multi_pull without)
 
 # Processes alone, without groups.
 cox_multi_test(NAME pull_stress TIER all
