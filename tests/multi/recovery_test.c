@@ -2,7 +2,6 @@
  * Ranks that die are replaced by a policy, or by order; recovery commands take their turn:
  * requirements P8, A23, A26.
  */
-#include "channel/base/thread.h"
 #include "coordinator/executor/requests_internal.h"
 #include "coordinator/recovery/recovery.h"
 #include "rights.h"
@@ -19,13 +18,12 @@ static struct {
     struct cox_server *server;
     struct cox_executor *executor;
     struct cox_recovery *recovery;
-    /* everything below */
+    /* everything below but the counts, which are stored last */
     pthread_mutex_t lock;
-    pthread_cond_t changed;
-    /* deaths are reported later */
+    /* deaths are reported later: the last one of these */
     bool hold;
-    uint32_t held[RANK_COUNT_MAX];
-    uint32_t held_count, death_count, failed_count;
+    uint32_t held;
+    _Atomic uint32_t death_count, failed_count;
     struct cox_error failure;
     char log[8][1024];
     uint32_t log_count;
@@ -35,13 +33,11 @@ static void on_death(void *context, uint32_t rank, const char *text)
 {
     (void)context;
     pthread_mutex_lock(&group.lock);
-    group.death_count++;
     bool hold = group.hold;
-    if (hold)
-        group.held[group.held_count++] = rank;
+    group.held = rank;
     struct cox_recovery *recovery = group.recovery;
-    pthread_cond_broadcast(&group.changed);
     pthread_mutex_unlock(&group.lock);
+    atomic_fetch_add(&group.death_count, 1);
     if (recovery && !hold)
         cox_recovery_death(recovery, rank, text);
 }
@@ -49,11 +45,8 @@ static void on_death(void *context, uint32_t rank, const char *text)
 static void on_failed(void *context, const struct cox_error *error)
 {
     assert_ptr_equal(context, &group);
-    pthread_mutex_lock(&group.lock);
-    group.failed_count++;
     group.failure = *error;
-    pthread_cond_broadcast(&group.changed);
-    pthread_mutex_unlock(&group.lock);
+    atomic_fetch_add(&group.failed_count, 1);
 }
 
 static void on_log(void *context, int level, const char *text)
@@ -71,18 +64,13 @@ static void group_start(uint32_t rank_count, const char *const *command,
                         const struct cox_recovery_options *options)
 {
     const char *const plain[] = {test_worker_program(), NULL};
-    const struct cox_executor_options executor_options = {
-        .size = sizeof(struct cox_executor_options),
-        .rank_count = rank_count,
-        .workers.command = command ? command : plain,
-        .memory.attach = test_attach(),
-        .hooks.death = on_death,
-    };
     struct cox_recovery_options used = *options;
     struct cox_recovery *recovery = NULL;
     pthread_mutex_init(&group.lock, NULL);
-    pthread_cond_init(&group.changed, NULL);
-    int r = cox_executor_start(&executor_options, &group.executor, test_err());
+    int r = cox_executor_start(START_WITH(.rank_count = rank_count,
+                                          .workers.command = command ? command : plain,
+                                          .memory.attach = test_attach(), .hooks.death = on_death),
+                               &group.executor, test_err());
     if (r == 0 && config) {
         struct cox_init_summary summary;
         r = cox_executor_init(group.executor, config, config->key ? 1 : 0, test_patience(),
@@ -105,7 +93,15 @@ static void group_start(uint32_t rank_count, const char *const *command,
         .policy = { __VA_ARGS__ }                                                                  \
     }
 
+#define RECOVERY_WITH(...)                                                                         \
+    &(const struct cox_recovery_options)                                                           \
+    {                                                                                              \
+        __VA_ARGS__                                                                                \
+    }
+
 static const struct cox_config_entry no_config[] = {{NULL, NULL}};
+/* Workers that pause. */
+static const char *const pausing[] = {COX_TEST_BIN_DIR "/scripted_worker", "pauses", NULL};
 
 static void group_end(void)
 {
@@ -135,32 +131,32 @@ static void kill_rank(uint32_t rank)
 
 static void await_deaths(uint32_t count)
 {
-    pthread_mutex_lock(&group.lock);
-    while (group.death_count < count)
-        pthread_cond_wait(&group.changed, &group.lock);
-    pthread_mutex_unlock(&group.lock);
+    AWAIT(atomic_load(&group.death_count) >= count);
 }
 
 static void await_failed(void)
 {
-    pthread_mutex_lock(&group.lock);
-    while (!group.failed_count)
-        pthread_cond_wait(&group.changed, &group.lock);
-    pthread_mutex_unlock(&group.lock);
+    AWAIT(atomic_load(&group.failed_count) > 0);
+}
+
+static struct cox_recovery_status status_now(void)
+{
+    struct cox_recovery_status status;
+    cox_recovery_status(group.recovery, &status);
+    return status;
 }
 
 /* Until recovery says that it is doing this; "": nothing. */
-static void await_doing(const char *part, struct cox_recovery_status *ret_status)
+static struct cox_recovery_status await_doing(const char *part)
 {
-    uint64_t deadline_ns = test_patience();
-    for (;;) {
-        cox_recovery_status(group.recovery, ret_status);
-        if (part[0] ? strstr(ret_status->doing, part) != NULL : !ret_status->doing[0])
-            return;
-        if (cox_now_ns() > deadline_ns)
-            fail_msg("recovery is '%s', expected '%s'", ret_status->doing, part);
+    struct cox_recovery_status status = status_now();
+    for (uint64_t end_ns = test_patience();
+         part[0] ? !strstr(status.doing, part) : status.doing[0] != '\0'; status = status_now()) {
+        if (cox_now_ns() > end_ns)
+            fail_msg("recovery is '%s', expected '%s'", status.doing, part);
         sched_yield();
     }
+    return status;
 }
 
 static int await_recovery(int code)
@@ -173,10 +169,7 @@ static int await_recovery(int code)
 
 static uint32_t incarnation(uint32_t rank)
 {
-    struct cox_executor_status status;
-    struct cox_rank_status ranks[RANK_COUNT_MAX];
-    cox_executor_read_status(group.executor, &status, ranks);
-    return ranks[rank].incarnation;
+    return test_rank_status(group.executor, rank).incarnation;
 }
 
 static void visit_nothing(void *context, const struct cox_completion *completion)
@@ -185,18 +178,24 @@ static void visit_nothing(void *context, const struct cox_completion *completion
     (void)completion;
 }
 
-static void expect_echo(void)
+static int echo_in(uint64_t epoch)
 {
-    assert_ok(cox_executor_call_opaque(
+    return cox_executor_call_opaque(
         group.executor, "echo x", 6,
-        SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = test_patience()), visit_nothing, NULL,
-        test_err()));
+        SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = test_patience(), .epoch = epoch),
+        visit_nothing, NULL, test_err());
 }
 
-static int order_restart(uint32_t rank, bool kill, bool *ret_replaced, struct cox_error *err)
+static void expect_echo(void)
 {
-    *err = (struct cox_error){0};
-    return cox_recovery_restart(group.recovery, rank, kill, test_patience(), ret_replaced, err);
+    assert_ok(echo_in(0));
+}
+
+static bool replaced; /* by the last order */
+
+static int order_restart(uint32_t rank, bool kill, struct cox_error *err)
+{
+    return cox_recovery_restart(group.recovery, rank, kill, test_patience(), &replaced, err);
 }
 
 /* ---- things that wait, on threads of their own ---- */
@@ -206,6 +205,7 @@ struct task {
     void (*run)(struct task *task);
     int code;
     enum cox_recover_command command;
+    uint32_t rank;
     /* a restart of a rank that lives does nothing */
     bool spares;
     uint64_t deadline_ns;
@@ -236,21 +236,14 @@ static void task_command(struct task *task)
 
 static void task_restart(struct task *task)
 {
-    bool replaced;
-    task->result = cox_recovery_restart(group.recovery, 0, !task->spares, task->deadline_ns,
-                                        &replaced, &task->error);
-}
-
-static void task_restart_1(struct task *task)
-{
-    bool replaced;
-    task->result =
-        cox_recovery_restart(group.recovery, 1, true, task->deadline_ns, &replaced, &task->error);
+    bool was_replaced;
+    task->result = cox_recovery_restart(group.recovery, task->rank, !task->spares,
+                                        task->deadline_ns, &was_replaced, &task->error);
 }
 
 static void task_start(struct task *task)
 {
-    assert_int_equal(cox_thread_start(&task->thread, task_main, task), 0);
+    task->thread = test_thread(task_main, task);
 }
 
 static int task_join(struct task *task)
@@ -284,15 +277,14 @@ RECOVERY_TEST(p8_a_dead_rank_is_replaced_and_initialized)
 
 RECOVERY_TEST(p8_a_recovery_meanwhile_is_reported_once)
 {
-    struct cox_recovery_status status;
     group_start(2, NULL, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART));
     kill_rank(1);
     await_deaths(1);
     AWAIT(incarnation(1) >= 2);
-    await_doing("", &status);
+    await_doing("");
     assert_int_equal(await_recovery(COX_STALE), COX_STALE);
     assert_int_equal(await_recovery(COX_STALE), 0);
-    assert_int_equal(status.recent_deaths, 1);
+    assert_int_equal(status_now().recent_deaths, 1);
 }
 
 /* A step has ended of a death whose hook is not called yet. */
@@ -307,23 +299,14 @@ RECOVERY_TEST(p8_a_death_that_is_not_told_yet_is_waited_for)
     pthread_mutex_lock(&group.lock);
     group.hold = false;
     pthread_mutex_unlock(&group.lock);
-    cox_recovery_death(group.recovery, group.held[0], "rank 1 is dead");
+    cox_recovery_death(group.recovery, group.held, "rank 1 is dead");
     assert_int_equal(task_join(&task), COX_STALE);
     assert_int_equal(incarnation(1), 2);
-}
-
-static int echo_in(uint64_t epoch)
-{
-    return cox_executor_call_opaque(
-        group.executor, "echo x", 6,
-        SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = test_patience(), .epoch = epoch),
-        visit_nothing, NULL, test_err());
 }
 
 /* A planner of steps may not notice meanwhile: no step of its own was in flight. */
 RECOVERY_TEST(p8_what_builds_on_ranks_that_are_no_more_is_refused)
 {
-    bool replaced;
     group_start(2, NULL, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART));
     uint64_t epoch = cox_executor_epoch(group.executor);
     assert_int_equal(echo_in(epoch), 0);
@@ -337,7 +320,7 @@ RECOVERY_TEST(p8_what_builds_on_ranks_that_are_no_more_is_refused)
     /* A rank that is there again, before it is initialized, knows nothing either. */
     group_start(2, NULL, NULL, POLICY(.on_death = COX_ON_DEATH_WAIT));
     epoch = cox_executor_epoch(group.executor);
-    assert_ok(order_restart(1, true, &replaced, test_err()));
+    assert_ok(order_restart(1, true, test_err()));
     assert_int_equal(echo_in(epoch), COX_STALE);
 }
 
@@ -374,13 +357,9 @@ RECOVERY_TEST(p8_a_new_one_that_dies_half_way_is_replaced_again)
 RECOVERY_TEST(p8_more_deaths_than_the_limit_are_a_crash_loop)
 {
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", "4", "5", NULL};
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
-                                                 .policy.restart_max = 3,
-                                                 .policy.backoff_min_ms = 1,
-                                                 .policy.backoff_max_ms = 2};
-    struct cox_recovery_status status;
-    bool replaced;
-    group_start(2, fragile, no_config, &options);
+    group_start(2, fragile, no_config,
+                POLICY(.on_death = COX_ON_DEATH_RESTART, .restart_max = 3, .backoff_min_ms = 1,
+                       .backoff_max_ms = 2));
     kill_rank(1);
     assert_int_equal(await_recovery(COX_PEER_DEAD), COX_PEER_DEAD);
     await_failed();
@@ -390,14 +369,12 @@ RECOVERY_TEST(p8_more_deaths_than_the_limit_are_a_crash_loop)
     assert_contains(group.failure.text, "more than the 3");
     assert_contains(group.failure.text, "after 3 tries: rank 1 (pid ");
     assert_contains(group.failure.text, "was killed by signal 9");
-    cox_recovery_status(group.recovery, &status);
-    assert_string_equal(status.doing, "the group has failed");
-    assert_int_equal(status.recent_deaths, 4);
+    assert_string_equal(status_now().doing, "the group has failed");
+    assert_int_equal(status_now().recent_deaths, 4);
     assert_int_equal(cox_recovery_await(group.recovery, COX_DEADLINE_NEVER, test_err()),
                      COX_PEER_DEAD);
     assert_string_equal(test_error.text, group.failure.text);
-    assert_refused(order_restart(1, false, &replaced, test_err()), COX_PEER_DEAD,
-                   "the group has failed");
+    assert_refused(order_restart(1, false, test_err()), COX_PEER_DEAD, "the group has failed");
     assert_int_equal(group.failed_count, 1);
 }
 
@@ -405,12 +382,9 @@ RECOVERY_TEST(p8_more_deaths_than_the_limit_are_a_crash_loop)
 RECOVERY_TEST(p8_deaths_far_apart_are_no_crash_loop)
 {
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", "4", "5", NULL};
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
-                                                 .policy.restart_max = 1,
-                                                 .policy.window_ms = 1,
-                                                 .policy.backoff_min_ms = 5,
-                                                 .policy.backoff_max_ms = 5};
-    group_start(2, fragile, no_config, &options);
+    group_start(2, fragile, no_config,
+                POLICY(.on_death = COX_ON_DEATH_RESTART, .restart_max = 1, .window_ms = 1,
+                       .backoff_min_ms = 5, .backoff_max_ms = 5));
     kill_rank(1);
     assert_int_equal(await_recovery(COX_PEER_DEAD), COX_STALE);
     assert_int_equal(incarnation(1), 6);
@@ -430,37 +404,29 @@ static uint32_t pause_of(const char *doing)
 RECOVERY_TEST(p8_the_pause_between_tries_doubles)
 {
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", "4", NULL};
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
-                                                 .policy.window_ms = 3600000,
-                                                 .policy.backoff_min_ms = 1000000,
-                                                 .policy.backoff_max_ms = 3000000};
     const uint32_t pauses[] = {1000000, 2000000, 3000000};
-    struct cox_recovery_status status;
-    bool replaced;
-    group_start(2, fragile, no_config, &options);
+    group_start(2, fragile, no_config,
+                POLICY(.on_death = COX_ON_DEATH_RESTART, .window_ms = 3600000,
+                       .backoff_min_ms = 1000000, .backoff_max_ms = 3000000));
     kill_rank(1);
     for (uint32_t k = 0; k < 3; k++) {
-        await_doing("pausing", &status);
-        assert_in_range(pause_of(status.doing), pauses[k] - 900000, pauses[k]);
+        assert_in_range(pause_of(await_doing("pausing").doing), pauses[k] - 900000, pauses[k]);
         assert_int_equal(incarnation(1), k + 2);
-        int r = order_restart(1, false, &replaced, test_err());
+        int r = order_restart(1, false, test_err());
         assert_int_equal(r, k < 2 ? COX_PEER_DEAD : 0);
         assert_int_equal(replaced, k == 2);
     }
     assert_int_equal(await_recovery(0), COX_STALE);
     expect_echo();
-    cox_recovery_status(group.recovery, &status);
-    assert_int_equal(status.recent_deaths, 2); /* and the first try; orders do not count */
+    assert_int_equal(status_now().recent_deaths, 2); /* and the first try; orders do not count */
     /* It had been replaced several times: its next death is not made good at once. */
     kill_rank(1);
-    await_doing("pausing", &status);
-    assert_in_range(pause_of(status.doing), 2100000, 3000000);
+    assert_in_range(pause_of(await_doing("pausing").doing), 2100000, 3000000);
 }
 
 RECOVERY_TEST(p8_without_a_policy_a_death_is_the_end)
 {
-    const struct cox_recovery_options options = {0};
-    group_start(2, NULL, no_config, &options);
+    group_start(2, NULL, no_config, RECOVERY_WITH(0));
     kill_rank(0);
     await_failed();
     assert_contains(group.failure.text, "rank 0 (pid ");
@@ -479,21 +445,19 @@ RECOVERY_TEST(p8_without_a_policy_a_death_is_the_end)
 RECOVERY_TEST(p8_a_group_waits_for_the_order)
 {
     struct task task = {.run = task_await, .code = COX_PEER_DEAD};
-    struct cox_recovery_status status;
-    bool replaced;
     group_start(3, NULL, no_config, POLICY(.on_death = COX_ON_DEATH_WAIT));
     kill_rank(0);
     kill_rank(2);
     await_deaths(2);
     task_start(&task);
-    await_doing("coxswain recover restart --rank ", &status);
+    await_doing("coxswain recover restart --rank ");
     /* One is replaced, and the other one still missing: the group cannot continue. */
-    assert_ok(order_restart(2, false, &replaced, test_err()));
+    assert_ok(order_restart(2, false, test_err()));
     assert_true(replaced);
-    await_doing("restart --rank 0", &status);
-    assert_ok(order_restart(1, false, &replaced, test_err()));
+    await_doing("restart --rank 0");
+    assert_ok(order_restart(1, false, test_err()));
     assert_false(replaced);
-    assert_ok(order_restart(0, false, &replaced, test_err()));
+    assert_ok(order_restart(0, false, test_err()));
     assert_int_equal(task_join(&task), COX_STALE);
     expect_echo();
     assert_int_equal(group.failed_count, 0);
@@ -501,11 +465,9 @@ RECOVERY_TEST(p8_a_group_waits_for_the_order)
 
 RECOVERY_TEST(p8_a_wait_for_the_order_ends_at_its_deadline)
 {
-    struct cox_recovery_status status;
-    bool replaced;
     group_start(2, NULL, no_config, POLICY(.on_death = COX_ON_DEATH_WAIT));
     kill_rank(1);
-    await_doing("coxswain recover restart --rank 1", &status);
+    await_doing("coxswain recover restart --rank 1");
     const uint64_t deadlines_ns[] = {0, cox_deadline_after_ms(100)};
     for (int i = 0; i < 2; i++) {
         struct cox_error err = {0};
@@ -515,32 +477,19 @@ RECOVERY_TEST(p8_a_wait_for_the_order_ends_at_its_deadline)
         assert_contains(err.text, "waiting for an order");
     }
     assert_true(cox_now_ns() >= deadlines_ns[1]);
-    assert_ok(order_restart(1, false, &replaced, test_err()));
+    assert_ok(order_restart(1, false, test_err()));
     assert_int_equal(cox_recovery_await(group.recovery, 0, test_err()), COX_STALE);
     assert_ok(cox_recovery_await(group.recovery, 0, test_err()));
     assert_int_equal(incarnation(1), 2);
     expect_echo();
 }
 
-static enum cox_rank_liveness liveness(uint32_t rank)
-{
-    struct cox_executor_status status;
-    struct cox_rank_status ranks[RANK_COUNT_MAX];
-    cox_executor_read_status(group.executor, &status, ranks);
-    return ranks[rank].liveness;
-}
-
 RECOVERY_TEST(p8_a_server_of_ones_own_replaces_a_rank_by_order)
 {
     const char *const command[] = {test_worker_program(), NULL};
-    const struct cox_executor_options executor_options = {
-        .size = sizeof(struct cox_executor_options),
-        .rank_count = 2,
-        .workers.command = command,
-        .memory.attach = test_attach(),
-    };
     struct cox_server_options options = COX_SERVER_OPTIONS_INIT;
-    options.executor = &executor_options;
+    options.executor =
+        START_WITH(.rank_count = 2, .workers.command = command, .memory.attach = test_attach());
     options.init = true;
     options.restart.on_death = COX_ON_DEATH_WAIT;
     assert_ok(cox_server_new(&options, &group.server, test_err()));
@@ -552,8 +501,7 @@ RECOVERY_TEST(p8_a_server_of_ones_own_replaces_a_rank_by_order)
     assert_ok(cox_server_restart(group.server, 1, false, test_patience(), test_err()));
     assert_int_equal(incarnation(1), 1); /* it lives */
     kill_rank(1);
-    for (uint64_t end_ns = test_patience(); liveness(1) != COX_LIVENESS_DEAD; sched_yield())
-        assert_true(cox_now_ns() < end_ns);
+    AWAIT(test_rank_status(group.executor, 1).liveness == COX_LIVENESS_DEAD);
     struct cox_error err = {0};
     cox_fail(&err, COX_PEER_DEAD, "as a step would say");
     assert_int_equal(cox_server_await_recovery(group.server, cox_deadline_after_ms(100), &err),
@@ -570,15 +518,13 @@ RECOVERY_TEST(p8_a_server_of_ones_own_replaces_a_rank_by_order)
 
 RECOVERY_TEST(p8_all_are_started_again)
 {
-    struct cox_recovery_status status;
     group_start(3, NULL, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART_ALL));
     kill_rank(1);
     assert_int_equal(await_recovery(COX_PEER_DEAD), COX_STALE);
     for (uint32_t rank = 0; rank < 3; rank++)
         assert_int_equal(incarnation(rank), 2);
     expect_echo();
-    cox_recovery_status(group.recovery, &status);
-    assert_int_equal(status.recent_deaths, 1); /* the others were ended */
+    assert_int_equal(status_now().recent_deaths, 1); /* the others were ended */
     assert_int_equal(await_recovery(0), 0);
 }
 
@@ -587,23 +533,20 @@ RECOVERY_TEST(p8_all_are_started_again)
 RECOVERY_TEST(p8_a_living_rank_is_killed_only_by_order)
 {
     for (int policy = COX_ON_DEATH_FAIL; policy < COX_ON_DEATH_COUNT; policy++) {
-        struct cox_recovery_status status;
-        bool replaced;
         group_start(2, NULL, no_config, POLICY(.on_death = (enum cox_on_death)policy));
         pid_t pid = cox_executor_pid(group.executor, 1);
-        assert_ok(order_restart(1, false, &replaced, test_err()));
+        assert_ok(order_restart(1, false, test_err()));
         assert_false(replaced);
         assert_int_equal(cox_executor_pid(group.executor, 1), pid);
-        assert_ok(order_restart(1, true, &replaced, test_err()));
+        assert_ok(order_restart(1, true, test_err()));
         assert_true(replaced);
         assert_int_not_equal(cox_executor_pid(group.executor, 1), pid);
         assert_int_equal(incarnation(0), policy == COX_ON_DEATH_RESTART_ALL ? 2 : 1);
         assert_int_equal(await_recovery(0), COX_STALE);
         expect_echo();
-        cox_recovery_status(group.recovery, &status);
-        assert_int_equal(status.recent_deaths, 0);
+        assert_int_equal(status_now().recent_deaths, 0);
         assert_int_equal(group.failed_count, 0);
-        assert_int_equal(order_restart(2, true, &replaced, test_err()), COX_INVALID);
+        assert_int_equal(order_restart(2, true, test_err()), COX_INVALID);
         group_end();
     }
 }
@@ -617,9 +560,8 @@ static int command(enum cox_recover_command which, struct cox_recover_result *re
 
 RECOVERY_TEST(a26_commands_are_idempotent_and_a_paused_group_sleeps)
 {
-    const char *const pauses[] = {test_worker_program(), "pauses", NULL};
     struct cox_recover_result results[2];
-    group_start(2, pauses, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART));
+    group_start(2, pausing, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART));
     const enum cox_recover_command commands[] = {COX_RECOVER_PAUSE, COX_RECOVER_REINIT,
                                                  COX_RECOVER_START};
     struct task task = {.run = task_await, .code = COX_STATE};
@@ -641,25 +583,23 @@ RECOVERY_TEST(a26_commands_are_idempotent_and_a_paused_group_sleeps)
 
 RECOVERY_TEST(a26_a_pause_that_came_to_some_ranks_only_is_undone_by_start)
 {
-    const char *const pauses[] = {test_worker_program(), "pauses", NULL};
     struct cox_recover_result results[2];
     struct task task = {.run = task_await, .code = COX_ABORTED};
-    struct cox_recovery_status status;
-    group_start(2, pauses, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART));
+    group_start(2, pausing, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART));
     const pid_t pid = cox_executor_pid(group.executor, 1);
     test_stop_process(pid);
     assert_int_equal(cox_recovery_command(group.recovery, COX_RECOVER_PAUSE,
                                           cox_deadline_after_ms(50), results, test_err()),
                      COX_TIMEOUT);
     assert_int_equal(results[1].result, -1);
-    await_doing("some ranks are paused", &status);
+    await_doing("some ranks are paused");
     assert_int_equal(cox_executor_engine_state(group.executor), COX_ENGINE_NORMAL);
     task_start(&task);
     assert_int_equal(kill(pid, SIGCONT), 0);
     assert_ok(command(COX_RECOVER_START, results, test_err()));
     assert_string_equal(results[0].text, ""); /* both were asked */
     assert_int_equal(task_join(&task), COX_STALE);
-    await_doing("", &status);
+    await_doing("");
     expect_echo();
     assert_ok(command(COX_RECOVER_START, results, test_err()));
     assert_string_equal(results[0].text, "already");
@@ -667,17 +607,15 @@ RECOVERY_TEST(a26_a_pause_that_came_to_some_ranks_only_is_undone_by_start)
 
 RECOVERY_TEST(p8_a_rank_that_dies_in_a_pause_leaves_the_group_paused)
 {
-    const char *const pauses[] = {test_worker_program(), "pauses", NULL};
     struct cox_recover_result results[2];
     struct task task = {.run = task_await, .code = COX_PEER_DEAD};
-    struct cox_recovery_status status;
-    group_start(2, pauses, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART));
+    group_start(2, pausing, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART));
     assert_ok(command(COX_RECOVER_PAUSE, results, test_err()));
     kill_rank(1);
     await_deaths(1);
     task_start(&task);
     AWAIT(incarnation(1) >= 2);
-    await_doing("", &status);
+    await_doing("");
     assert_int_equal(cox_executor_engine_state(group.executor), COX_ENGINE_PAUSE);
     assert_ok(command(COX_RECOVER_START, results, test_err()));
     assert_int_equal(task_join(&task), COX_STALE);
@@ -693,11 +631,10 @@ static struct test_pipe *start_blocked(const struct cox_recovery_options *option
 {
     struct test_pipe *pipe = test_pipe_new();
     const struct cox_config_entry config[] = {{"block", test_pipe_path(pipe)}};
-    struct cox_recovery_status status;
     test_pipe_release(pipe, 2);
     group_start(2, NULL, config, options);
     kill_rank(1);
-    await_doing("initializing", &status);
+    await_doing("initializing");
     return pipe;
 }
 
@@ -705,7 +642,6 @@ RECOVERY_TEST(a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline)
 {
     struct test_pipe *pipe = start_blocked(POLICY(.on_death = COX_ON_DEATH_RESTART));
     struct cox_recover_result results[2];
-    bool replaced;
     uint64_t soon = cox_deadline_after_ms(50);
     assert_refused(
         cox_recovery_command(group.recovery, COX_RECOVER_CLEAR, soon, results, test_err()),
@@ -728,16 +664,12 @@ RECOVERY_TEST(a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline)
  * never come. */
 RECOVERY_TEST(m12_p8_an_order_to_kill_does_not_wait_for_its_turn)
 {
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
-                                                 .restart_ms = 1000 * (uint64_t)TEST_PATIENCE_MS};
-    struct test_pipe *pipe = start_blocked(&options);
+    struct test_pipe *pipe =
+        start_blocked(RECOVERY_WITH(.policy.on_death = COX_ON_DEATH_RESTART,
+                                    .restart_ms = 1000 * (uint64_t)TEST_PATIENCE_MS));
     struct task task = {.run = task_restart, .deadline_ns = test_patience()};
     task_start(&task);
-    for (uint64_t end_ns = test_patience(); incarnation(0) < 2;) {
-        if (cox_now_ns() >= end_ns)
-            fail_msg("rank 0 is not killed");
-        sched_yield();
-    }
+    AWAIT(incarnation(0) >= 2);
     test_pipe_release(pipe, 4);
     if (task_join(&task))
         fail_msg("restart: %d: %s", task.result, task.error.text);
@@ -760,12 +692,9 @@ RECOVERY_TEST(p8_a_rank_that_dies_while_init_is_replayed_is_replaced_too)
 /* It hangs, and is tried again: nothing waits for ever. */
 RECOVERY_TEST(p8_an_init_that_hangs_is_given_up_and_counts)
 {
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
-                                                 .restart_ms = 300,
-                                                 .policy.restart_max = 2,
-                                                 .policy.backoff_min_ms = 1,
-                                                 .policy.backoff_max_ms = 1};
-    start_blocked(&options);
+    start_blocked(RECOVERY_WITH(.policy.on_death = COX_ON_DEATH_RESTART, .restart_ms = 300,
+                                .policy.restart_max = 2, .policy.backoff_min_ms = 1,
+                                .policy.backoff_max_ms = 1));
     await_failed();
     assert_contains(group.failure.text, "3 deaths within 60 s");
     assert_int_equal(await_recovery(0), COX_PEER_DEAD);
@@ -774,19 +703,12 @@ RECOVERY_TEST(p8_an_init_that_hangs_is_given_up_and_counts)
 /* It lives and does not reply: its death would never be reported. */
 RECOVERY_TEST(p8_a_rank_that_hangs_in_the_init_is_killed_and_replaced)
 {
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
-                                                 .restart_ms = 2000,
-                                                 .policy.restart_max = 1000,
-                                                 .policy.backoff_min_ms = 1,
-                                                 .policy.backoff_max_ms = 1};
-    struct test_pipe *pipe = start_blocked(&options);
-    uint64_t deadline_ns = test_patience();
+    struct test_pipe *pipe =
+        start_blocked(RECOVERY_WITH(.policy.on_death = COX_ON_DEATH_RESTART, .restart_ms = 2000,
+                                    .policy.restart_max = 1000, .policy.backoff_min_ms = 1,
+                                    .policy.backoff_max_ms = 1));
     test_pipe_release(pipe, 1); /* either of them */
-    while (incarnation(0) + incarnation(1) < 4)
-        if (cox_now_ns() < deadline_ns)
-            sched_yield();
-        else
-            fail_msg("nobody was replaced");
+    AWAIT(incarnation(0) + incarnation(1) >= 4);
     test_pipe_release(pipe, 64);
     assert_int_equal(await_recovery(0), COX_STALE);
     assert_int_equal(group.failed_count, 0);
@@ -796,13 +718,9 @@ RECOVERY_TEST(p8_a_rank_that_hangs_in_the_init_is_killed_and_replaced)
 /* Each of them lasts longer than the window, in which there is never more than one. */
 RECOVERY_TEST(p8_inits_that_hang_one_after_the_other_are_no_hope)
 {
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
-                                                 .restart_ms = 300,
-                                                 .policy.window_ms = 1,
-                                                 .policy.restart_max = 2,
-                                                 .policy.backoff_min_ms = 5,
-                                                 .policy.backoff_max_ms = 5};
-    start_blocked(&options);
+    start_blocked(RECOVERY_WITH(.policy.on_death = COX_ON_DEATH_RESTART, .restart_ms = 300,
+                                .policy.window_ms = 1, .policy.restart_max = 2,
+                                .policy.backoff_min_ms = 5, .policy.backoff_max_ms = 5));
     await_failed();
     assert_contains(group.failure.text, "3 tries in a row did not end within 0.3 s");
     assert_int_equal(await_recovery(0), COX_PEER_DEAD);
@@ -813,7 +731,6 @@ static struct test_pipe *start_half_replaced(const struct cox_recovery_options *
 {
     struct test_pipe *pipe = test_pipe_new();
     const struct cox_config_entry config[] = {{"block", test_pipe_path(pipe)}};
-    bool replaced;
     test_pipe_release(pipe, 2);
     group_start(2, NULL, config, options);
     assert_int_equal(cox_recovery_restart(group.recovery, 1, true, cox_deadline_after_ms(2000),
@@ -824,8 +741,7 @@ static struct test_pipe *start_half_replaced(const struct cox_recovery_options *
 
 RECOVERY_TEST(p8_without_a_policy_an_order_that_fails_half_way_is_the_end)
 {
-    const struct cox_recovery_options options = {0};
-    start_half_replaced(&options);
+    start_half_replaced(RECOVERY_WITH(0));
     assert_int_equal(await_recovery(0), COX_PEER_DEAD); /* and no thread sleeps for ever */
     await_failed();
 }
@@ -833,10 +749,7 @@ RECOVERY_TEST(p8_without_a_policy_an_order_that_fails_half_way_is_the_end)
 RECOVERY_TEST(p8_an_order_that_fails_half_way_can_be_given_again)
 {
     struct test_pipe *pipe = start_half_replaced(POLICY(.on_death = COX_ON_DEATH_WAIT));
-    struct cox_recovery_status status;
-    bool replaced;
-    cox_recovery_status(group.recovery, &status);
-    assert_contains(status.doing, "waiting for an order: coxswain recover restart");
+    assert_contains(status_now().doing, "waiting for an order: coxswain recover restart");
     /* No rank is paused: a start, and a second one, does nothing. */
     struct cox_recover_result results[2];
     assert_int_equal(cox_executor_engine_state(group.executor), COX_ENGINE_ABNORMAL);
@@ -845,10 +758,9 @@ RECOVERY_TEST(p8_an_order_that_fails_half_way_can_be_given_again)
         assert_string_equal(results[0].text, "already");
     }
     test_pipe_release(pipe, 64);
-    assert_ok(order_restart(1, false, &replaced, test_err()));
+    assert_ok(order_restart(1, false, test_err()));
     assert_int_equal(await_recovery(0), COX_STALE);
-    cox_recovery_status(group.recovery, &status);
-    assert_false(status.unready);
+    assert_false(status_now().unready);
     expect_echo();
 }
 
@@ -856,16 +768,14 @@ RECOVERY_TEST(p8_an_order_that_fails_half_way_can_be_given_again)
  * reply to. */
 RECOVERY_TEST(p8_a_rank_killed_before_its_orders_turn_is_not_the_end)
 {
-    const struct cox_recovery_options options = {0};
     struct test_pipe *pipe = test_pipe_new();
     const struct cox_config_entry config[] = {{"block", test_pipe_path(pipe)}};
-    struct cox_recovery_status status;
-    struct task first = {.run = task_restart_1, .deadline_ns = test_patience()};
+    struct task first = {.run = task_restart, .rank = 1, .deadline_ns = test_patience()};
     struct task second = {.run = task_restart, .deadline_ns = test_patience()};
     test_pipe_release(pipe, 2);
-    group_start(2, NULL, config, &options);
+    group_start(2, NULL, config, RECOVERY_WITH(0));
     task_start(&first);
-    await_doing("initializing", &status);
+    await_doing("initializing");
     task_start(&second);
     await_deaths(2);
     test_pipe_release(pipe, 64);
@@ -905,13 +815,12 @@ RECOVERY_TEST(b16_stop_ends_all_waits)
 RECOVERY_TEST(b16_stop_ends_a_pause_and_cancel_ends_an_await)
 {
     const char *const fragile[] = {test_worker_program(), "dies", "2", NULL};
-    struct cox_recovery_status status;
     struct task task = {.run = task_await, .code = COX_PEER_DEAD};
     group_start(2, fragile, no_config,
                 POLICY(.on_death = COX_ON_DEATH_RESTART, .backoff_min_ms = 3600000,
                        .backoff_max_ms = 3600000));
     kill_rank(1);
-    await_doing("pausing", &status);
+    await_doing("pausing");
     task_start(&task);
     cox_recovery_cancel(group.recovery);
     assert_int_equal(task_join(&task), COX_CLOSED);
@@ -967,58 +876,39 @@ static void shm_fill(void)
     close(fd);
 }
 
-static void await_doing_part(const char *part)
-{
-    struct cox_recovery_status status;
-    uint64_t deadline_ns = test_patience();
-    do {
-        cox_recovery_status(group.recovery, &status);
-        if (cox_now_ns() > deadline_ns)
-            fail_msg("'%s' is not in: %s", part, status.doing);
-        sched_yield();
-    } while (!strstr(status.doing, part));
-}
-
 /* More tries than deaths are allowed, and none of them is one. */
 RECOVERY_TEST(g2b_a_replacement_waits_for_space)
 {
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
-                                                 .policy.restart_max = 1,
-                                                 .policy.backoff_min_ms = 1,
-                                                 .policy.backoff_max_ms = 2};
-    struct cox_recovery_status status;
     test_needs_names();
     if (!shm_is_private())
         skip();
-    group_start(2, NULL, no_config, &options);
+    group_start(2, NULL, no_config,
+                POLICY(.on_death = COX_ON_DEATH_RESTART, .restart_max = 1, .backoff_min_ms = 1,
+                       .backoff_max_ms = 2));
     shm_fill();
     kill_rank(1);
     /* Each try leaves the state that is looked for, and the next one follows. */
     for (int i = 0; i < 8; i++) {
-        await_doing_part("replacing rank 1");
-        await_doing_part("waiting for what a replacement needs: ");
+        await_doing("replacing rank 1");
+        await_doing("waiting for what a replacement needs: ");
     }
-    cox_recovery_status(group.recovery, &status);
-    assert_int_equal(status.recent_deaths, 1);
+    assert_int_equal(status_now().recent_deaths, 1);
     assert_int_equal(group.failed_count, 0);
     assert_int_equal(unlink("/dev/shm/filler"), 0);
     assert_int_equal(await_recovery(COX_PEER_DEAD), COX_STALE);
     expect_echo();
-    cox_recovery_status(group.recovery, &status);
-    assert_string_equal(status.doing, "");
-    assert_int_equal(status.recent_deaths, 1);
+    assert_string_equal(status_now().doing, "");
+    assert_int_equal(status_now().recent_deaths, 1);
 }
 
 RECOVERY_TEST(g2b_space_that_never_comes_is_an_error_that_says_so)
 {
-    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
-                                                 .policy.window_ms = 200,
-                                                 .policy.backoff_min_ms = 1,
-                                                 .policy.backoff_max_ms = 20};
     test_needs_names();
     if (!shm_is_private())
         skip();
-    group_start(2, NULL, no_config, &options);
+    group_start(2, NULL, no_config,
+                POLICY(.on_death = COX_ON_DEATH_RESTART, .window_ms = 200, .backoff_min_ms = 1,
+                       .backoff_max_ms = 20));
     shm_fill();
     kill_rank(1);
     await_failed();
