@@ -106,8 +106,7 @@ static void make(const struct forks_self *self, struct own *own, uint32_t at)
     block_fill(cox_pool_pointer(own->pool, ref), size, ref->block, ref->generation);
     if (random_next(&own->random) % 4 == 0) {
         own->tags[at] = ++own->tag;
-        r = cox_pool_pin(own->pool, ref, QUEUE_ID, own->tags[at], test_err());
-        FORK_CHECK(r == 0, "%d %s", r, test_error.text);
+        FORK_OK(cox_pool_pin(own->pool, ref, QUEUE_ID, own->tags[at], test_err()));
     }
     /* release: a thread that has the number sees the block filled */
     atomic_store_explicit(&stress->boxes[random_next(&own->random) % BOX_COUNT], box_of(ref),
@@ -175,10 +174,8 @@ static void stress_main(const struct forks_self *self)
     struct own *owns = calloc(THREAD_COUNT, sizeof *owns);
     pthread_t threads[THREAD_COUNT];
     FORK_CHECK(owns, "calloc");
-    int r = cox_pool_attach(stress->fds, NULL, &pool, test_err());
-    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
-    r = cox_pool_queue_join(pool, QUEUE_ID, test_err());
-    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
+    FORK_OK(cox_pool_attach(stress->fds, NULL, &pool, test_err()));
+    FORK_OK(cox_pool_queue_join(pool, QUEUE_ID, test_err()));
     for (uint32_t i = 0; i < THREAD_COUNT; i++) {
         struct own *own = &owns[i];
         *own = (struct own){.pool = pool, .self = self};

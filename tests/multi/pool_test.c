@@ -39,6 +39,25 @@ static struct cox_pool *attached(const struct forks_self *self, const struct sha
     return pool;
 }
 
+#define WORDS_SIZE (2 * COX_POOL_PAGE_SIZE)
+
+/* The header and the owners. */
+static void *words_map(const struct cox_pool *pool)
+{
+    int fds[2];
+    cox_pool_fds(pool, fds);
+    void *words = mmap(NULL, WORDS_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
+    COX_ASSERT(words != MAP_FAILED);
+    return words;
+}
+
+/* The only rank. */
+static void rank_kill(struct forks *forks)
+{
+    kill(forks->pids[0], SIGKILL);
+    assert_int_equal(forks_end(forks, 0), 128 + SIGKILL);
+}
+
 /* ---- handles ---- */
 
 static void by_handle_main(const struct forks_self *self)
@@ -204,8 +223,7 @@ TEST(b37_b24_the_dead_give_back_when_nothing_is_free)
     assert_int_equal(count, BLOCK_COUNT - 30); /* it is alive and keeps its blocks */
     assert_int_equal(cox_pool_sweep(pool), 0);
     assert_int_equal(pool_stats(pool).reference_count, BLOCK_COUNT - 30 + 50);
-    kill(forks.pids[0], SIGKILL);
-    assert_int_equal(forks_end(&forks, 0), 128 + SIGKILL);
+    rank_kill(&forks);
     while (cox_pool_allocate(pool, 1, &rest[count], NULL) == 0)
         count++;
     assert_int_equal(count, BLOCK_COUNT);
@@ -234,8 +252,7 @@ TEST(h20_b37_the_rows_of_the_dead_are_taken)
         atomic_store(&shared->count, 0);
         forks_start(&forks, 1, victim_main, shared);
         AWAIT(atomic_load(&shared->count) >= 1);
-        kill(forks.pids[0], SIGKILL);
-        assert_int_equal(forks_end(&forks, 0), 128 + SIGKILL);
+        rank_kill(&forks);
         for (uint32_t i = 0; i < 20; i++)
             assert_int_equal(cox_pool_unref(pool, &shared->refs[i], NULL), 0);
     }
@@ -250,13 +267,9 @@ TEST(b25_a_row_whose_pid_is_another_process_is_swept)
 {
     struct cox_pool *pool = pool_made(&fixed), *other = pool_attached(pool);
     struct cox_block_ref ref = pool_allocated(other, 1);
-    int fds[2];
     uint64_t start;
-    cox_pool_fds(pool, fds);
     assert_int_equal(cox_peer_start_time(getppid(), &start), 0);
-    uint8_t *words =
-        mmap(NULL, 2 * COX_POOL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
-    assert_ptr_not_equal(words, MAP_FAILED);
+    uint8_t *words = words_map(pool);
     struct cox_pool_layout_owner *owners =
         (struct cox_pool_layout_owner *)(words + COX_POOL_PAGE_SIZE);
     atomic_store(&owners[1].owner_identity,
@@ -277,7 +290,7 @@ TEST(b25_a_row_whose_pid_is_another_process_is_swept)
                  cox_pool_identity(COX_POOL_OWNER_SWEEPING, getppid(), start + 1));
     assert_int_equal(cox_pool_sweep(pool), 1);
     assert_int_equal(cox_pool_ref(pool, &again, NULL), COX_STALE);
-    munmap(words, 2 * COX_POOL_PAGE_SIZE);
+    munmap(words, WORDS_SIZE);
     cox_pool_free(other);
     pool_is_whole(pool);
     cox_pool_free(pool);
@@ -289,15 +302,11 @@ TEST(b33_b37_a_lock_that_is_taken_delays_a_sweep)
 {
     struct cox_pool *pool = pool_made(&fixed), *other = pool_attached(pool);
     struct cox_block_ref ref = pool_allocated(other, 1);
-    int fds[2];
     uint64_t start;
-    cox_pool_fds(pool, fds);
     assert_int_equal(cox_peer_start_time(getppid(), &start), 0);
     assert_int_equal(cox_pool_queue_join(other, 5, NULL), 0);
     assert_int_equal(cox_pool_pin(other, &ref, 5, 1, NULL), 0);
-    struct cox_pool_layout_header *header =
-        mmap(NULL, COX_POOL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
-    assert_ptr_not_equal(header, MAP_FAILED);
+    struct cox_pool_layout_header *header = words_map(pool);
     atomic_store(&header->queues_lock, cox_pool_identity(COX_POOL_OWNER_LIVE, getppid(), start));
     assert_int_equal(cox_pool_queue_join(pool, 6, NULL), COX_BUSY);
     cox_pool_free(other);
@@ -307,7 +316,7 @@ TEST(b33_b37_a_lock_that_is_taken_delays_a_sweep)
                  cox_pool_identity(COX_POOL_OWNER_LIVE, getppid(), start + 1));
     assert_int_equal(cox_pool_sweep(pool), 1);
     assert_int_equal(atomic_load(&header->queues_lock), 0);
-    munmap(header, COX_POOL_PAGE_SIZE);
+    munmap(header, WORDS_SIZE);
     pool_is_whole(pool);
     cox_pool_free(pool);
 }
@@ -339,8 +348,7 @@ TEST(b37_an_owner_that_is_killed_takes_no_reader_along)
     step_await(shared, 1);
     const struct cox_block_ref ref = shared->refs[9], other = shared->refs[8];
     assert_int_equal(cox_pool_ref(pool, &ref, NULL), 0);
-    kill(forks.pids[0], SIGKILL);
-    assert_int_equal(forks_end(&forks, 0), 128 + SIGKILL);
+    rank_kill(&forks);
     assert_int_equal(cox_pool_sweep(pool), BLOCK_COUNT);
     assert_true(block_is(cox_pool_pointer(pool, &ref), BLOCK_SIZE, 9, 1));
     assert_int_equal(cox_pool_ref(pool, &other, NULL), COX_STALE);
@@ -364,8 +372,7 @@ static void client_main(const struct forks_self *self)
             continue;
         }
         FORK_CHECK(r == 0, "%d %s", r, test_error.text);
-        r = cox_pool_allocate(pool, BLOCK_SIZE, &ref, test_err());
-        FORK_CHECK(r == 0, "%d %s", r, test_error.text);
+        FORK_OK(cox_pool_allocate(pool, BLOCK_SIZE, &ref, test_err()));
         block_fill(cox_pool_pointer(pool, &ref), BLOCK_SIZE, ref.block, ref.generation);
         FORK_CHECK(block_is(cox_pool_pointer(pool, &ref), BLOCK_SIZE, ref.block, ref.generation),
                    "bytes");

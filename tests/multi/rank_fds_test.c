@@ -42,17 +42,9 @@ static void way_take(const struct forks_self *self, const struct way *way)
     }
     if (!way->error || !(way->ranks >> (self->rank % 32) & 1))
         return;
-    struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_getfd, 1, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, way->no_pidfds ? SYS_pidfd_open : UINT32_MAX, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (uint32_t)way->error),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const struct sock_fprog program = {sizeof code / sizeof code[0], code};
-    FORK_CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-                   prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0,
-               "seccomp");
+    rank_group_deny(self, SYS_pidfd_getfd, SECCOMP_RET_ERRNO | (uint32_t)way->error);
+    if (way->no_pidfds)
+        rank_group_deny(self, SYS_pidfd_open, SECCOMP_RET_ERRNO | (uint32_t)way->error);
 }
 
 /* A file that says whose it is. */
@@ -170,18 +162,16 @@ static void subgroup_main(const struct forks_self *self)
     struct cox_rank_set members = {{self->rank % 2 ? 0xaa : 0x55}};
     int fds[4], fd = own_file(self, 1), got = -1;
     FORK_CHECK(cox_group_subgroup(group, "part", &members, &part, NULL) == 0, "subgroup");
-    int r =
-        cox_group_gather_fds(part, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(), test_err());
-    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
+    FORK_OK(
+        cox_group_gather_fds(part, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(), test_err()));
     for (uint32_t place = 0; place < 4; place++) {
         if (place != self->rank / 2)
             check_file(self, fds[place], 2 * place + self->rank % 2, 1);
         cox_close_fd(&fds[place]);
     }
     bool gives = self->rank / 2 == 3;
-    r = cox_group_broadcast_fd(part, 3, gives ? fd : -1, COX_GROUP_FD_KEEP, &got,
-                               rank_group_patience(), test_err());
-    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
+    FORK_OK(cox_group_broadcast_fd(part, 3, gives ? fd : -1, COX_GROUP_FD_KEEP, &got,
+                                   rank_group_patience(), test_err()));
     if (!gives)
         check_file(self, got, 6 + self->rank % 2, 1);
     rank_group_leave(self, group);
@@ -234,6 +224,36 @@ struct room {
     bool broadcasts;
 };
 
+/* The fds of rank 2, of which so many are left free. */
+struct hoard {
+    struct rlimit old;
+    int fds[64];
+    size_t count;
+};
+
+static void hoard_take(const struct forks_self *self, struct hoard *hoard, int fd, uint32_t left)
+{
+    hoard->count = 0;
+    if (self->rank != 2)
+        return;
+    getrlimit(RLIMIT_NOFILE, &hoard->old);
+    const struct rlimit less = {64, hoard->old.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &less);
+    while (hoard->count < 64 && (hoard->fds[hoard->count] = dup(fd)) >= 0)
+        hoard->count++;
+    for (uint32_t i = 0; i < left; i++)
+        close(hoard->fds[--hoard->count]);
+}
+
+static void hoard_give(const struct forks_self *self, struct hoard *hoard)
+{
+    if (self->rank != 2)
+        return;
+    while (hoard->count)
+        close(hoard->fds[--hoard->count]);
+    setrlimit(RLIMIT_NOFILE, &hoard->old);
+}
+
 /* One rank's fd table is full: it gets the error, the others have their fds, and all stay in step.
  */
 static void full_main(const struct forks_self *self)
@@ -241,27 +261,16 @@ static void full_main(const struct forks_self *self)
     const struct room *room = self->context;
     way_take(self, room->way);
     struct cox_group *group = rank_group_join(self);
-    int fds[4] = {-5, -5, -5, -5}, fd = own_file(self, 5), more[64];
-    size_t before = test_count_fds(), count = 0;
-    struct rlimit old, less;
-    getrlimit(RLIMIT_NOFILE, &old);
-    if (self->rank == 2) {
-        less = old;
-        less.rlim_cur = 64;
-        setrlimit(RLIMIT_NOFILE, &less);
-        while (count < 64 && (more[count] = dup(fd)) >= 0)
-            count++;
-        for (uint32_t i = 0; i < room->free; i++)
-            close(more[--count]);
-    }
+    int fds[4] = {-5, -5, -5, -5}, fd = own_file(self, 5);
+    size_t before = test_count_fds();
+    struct hoard hoard;
+    hoard_take(self, &hoard, fd, room->free);
     int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(),
                                  test_err());
     if (self->rank == 2) {
         FORK_CHECK(r == -EMFILE && test_error.code == r, "%d %s", r, test_error.text);
         FORK_CHECK(fds[0] == -5 && fcntl(fd, F_GETFD) >= 0, "after a failure it is the caller's");
-        while (count)
-            close(more[--count]);
-        setrlimit(RLIMIT_NOFILE, &old);
+        hoard_give(self, &hoard);
         FORK_CHECK(test_count_fds() == before, "%zu fds, now %zu", before, test_count_fds());
     } else {
         FORK_CHECK(r == 0, "%d %s", r, test_error.text);
@@ -286,29 +295,16 @@ static void no_socket_main(const struct forks_self *self)
     const struct room *room = self->context;
     way_take(self, room->way);
     struct cox_group *group = rank_group_join(self);
-    int fds[4] = {-5, -5, -5, -5}, fd = own_file(self, 6), more[64];
-    size_t before = test_count_fds(), count = 0;
-    struct rlimit old, less;
-    getrlimit(RLIMIT_NOFILE, &old);
-    if (self->rank == 2) {
-        less = old;
-        less.rlim_cur = 64;
-        setrlimit(RLIMIT_NOFILE, &less);
-        while (count < 64 && (more[count] = dup(fd)) >= 0)
-            count++;
-        for (uint32_t i = 0; i < room->free; i++)
-            close(more[--count]);
-    }
+    int fds[4] = {-5, -5, -5, -5}, fd = own_file(self, 6);
+    size_t before = test_count_fds();
+    struct hoard hoard;
+    hoard_take(self, &hoard, fd, room->free);
     int r = room->broadcasts
                 ? cox_group_broadcast_fd(group, 2, self->rank == 2 ? fd : -1, COX_GROUP_FD_CONSUME,
                                          fds, rank_group_patience(), test_err())
                 : cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(),
                                        test_err());
-    if (self->rank == 2) {
-        while (count)
-            close(more[--count]);
-        setrlimit(RLIMIT_NOFILE, &old);
-    }
+    hoard_give(self, &hoard);
     FORK_CHECK(r == -EMFILE && test_error.code == r, "%d %s", r, test_error.text);
     FORK_CHECK(self->rank == 2 || strstr(test_error.text, "rank 2 has not given its fd"), "%s",
                test_error.text);
@@ -382,47 +378,55 @@ struct hunt {
     _Atomic uint64_t exchange;
 };
 
+/* At every abstract address of this machine that the kernel has chosen: "@", five digits. */
+static void each_address(const struct forks_self *self,
+                         void (*visit)(const struct forks_self *self, const char *five))
+{
+    char line[512];
+    FILE *file = fopen("/proc/net/unix", "re");
+    FORK_CHECK(file, "/proc/net/unix");
+    while (fgets(line, sizeof line, file)) {
+        const char *at = strchr(line, '@');
+        if (at && strlen(at) == 7) /* and the newline */
+            visit(self, at + 1);
+    }
+    fclose(file);
+}
+
+/* *ret_r is what connect returns. */
+static int connection_to(const struct forks_self *self, const char *five, int *ret_r)
+{
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    memcpy(to.sun_path + 1, five, 5);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    FORK_CHECK(fd >= 0, "socket");
+    *ret_r = connect(fd, (const struct sockaddr *)&to, sizeof to.sun_family + 6);
+    return fd;
+}
+
+static uint32_t reached;
+
+/* As a member says it in this exchange: handles, opened, addresses, received. */
+static void give_unasked(const struct forks_self *self, const char *five)
+{
+    static uint64_t tried;
+    static int gift = -1;
+    const struct hunt *hunt = self->context;
+    const uint64_t tag[2] = {3 + 4 * atomic_load(&hunt->exchange), tried++ % 3};
+    int r, fd = connection_to(self, five, &r);
+    if (gift < 0)
+        gift = memfd_create("gift", MFD_CLOEXEC);
+    if (r == 0)
+        reached += cox_socket_send(fd, tag, sizeof tag, &gift, 1, cox_now_ns()) == 0;
+    close(fd);
+}
+
 /* A process that is no member sends fds to every abstract address of this machine. */
 static void stranger_main(const struct forks_self *self)
 {
-    struct hunt *hunt = self->context;
-    uint32_t reached = 0;
-    uint64_t tried = 0;
-    int gift = memfd_create("gift", MFD_CLOEXEC);
-    while (atomic_load(&hunt->done) < 3) {
-        char line[512];
-        FILE *file = fopen("/proc/net/unix", "re");
-        FORK_CHECK(file, "/proc/net/unix");
-        while (fgets(line, sizeof line, file)) {
-            const char *at = strchr(line, '@');
-            if (!at || strlen(at) != 7) /* "@", five digits, newline: the kernel's choice */
-                continue;
-            struct sockaddr_un to = {.sun_family = AF_UNIX};
-            memcpy(to.sun_path + 1, at + 1, 5);
-            int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-            if (connect(fd, (const struct sockaddr *)&to, sizeof to.sun_family + 6) == 0) {
-                /* As a member says it in this exchange: handles, opened, addresses, received. */
-                const uint64_t tag[2] = {3 + 4 * atomic_load(&hunt->exchange), tried % 3};
-                tried++;
-                struct iovec bytes = {(void *)(uintptr_t)tag, sizeof tag};
-                union {
-                    char bytes[CMSG_SPACE(sizeof(int))];
-                    struct cmsghdr header;
-                } control = {.bytes = {0}};
-                control.header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof gift),
-                                                  .cmsg_level = SOL_SOCKET,
-                                                  .cmsg_type = SCM_RIGHTS};
-                memcpy(CMSG_DATA(&control.header), &gift, sizeof gift);
-                struct msghdr message = {.msg_iov = &bytes,
-                                         .msg_iovlen = 1,
-                                         .msg_control = &control,
-                                         .msg_controllen = sizeof control};
-                reached += sendmsg(fd, &message, MSG_NOSIGNAL) > 0;
-            }
-            close(fd);
-        }
-        fclose(file);
-    }
+    const struct hunt *hunt = self->context;
+    while (atomic_load(&hunt->done) < 3)
+        each_address(self, give_unasked);
     FORK_CHECK(reached > 0, "it met nobody");
 }
 
@@ -614,31 +618,16 @@ struct flood {
 /* Fills the queue at an address with connections that are closed already. */
 static void queue_fill(const struct forks_self *self, const char *five)
 {
-    struct sockaddr_un to = {.sun_family = AF_UNIX};
-    memcpy(to.sun_path + 1, five, 5);
-    for (int r = 0; r == 0;) {
-        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        FORK_CHECK(fd >= 0, "socket");
-        r = connect(fd, (const struct sockaddr *)&to, sizeof to.sun_family + 6);
-        close(fd);
-    }
+    for (int r = 0; r == 0;)
+        close(connection_to(self, five, &r));
 }
 
 static void flooder_main(const struct forks_self *self)
 {
     struct flood *flood = self->context;
-    char line[512];
     for (int i = 0; i < 3; i++)
-        AWAIT(!(atomic_load(&flood->pids[i]) == 0 ||
-                !cox_peer_stopped(atomic_load(&flood->pids[i]))));
-    FILE *file = fopen("/proc/net/unix", "re");
-    FORK_CHECK(file, "/proc/net/unix");
-    while (fgets(line, sizeof line, file)) {
-        const char *at = strchr(line, '@');
-        if (at && strlen(at) == 7) /* "@", five digits, newline: the kernel's choice */
-            queue_fill(self, at + 1);
-    }
-    fclose(file);
+        AWAIT(atomic_load(&flood->pids[i]) && cox_peer_stopped(atomic_load(&flood->pids[i])));
+    each_address(self, queue_fill);
     for (int i = 0; i < 3; i++)
         FORK_CHECK(kill(atomic_load(&flood->pids[i]), SIGCONT) == 0, "SIGCONT");
 }
@@ -688,18 +677,16 @@ static void devices_main(const struct forks_self *self)
     struct cox_group *group = rank_group_join(self);
     uint8_t handle[64], handles[8 * 64];
     memset(handle, (int)(0x40 + self->rank), sizeof handle);
-    int r =
-        cox_group_gather(group, handle, sizeof handle, handles, rank_group_patience(), test_err());
-    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
+    FORK_OK(
+        cox_group_gather(group, handle, sizeof handle, handles, rank_group_patience(), test_err()));
     for (uint32_t rank = 0; rank < 8; rank++)
         FORK_CHECK(handles[64 * rank] == 0x40 + rank && handles[64 * rank + 63] == 0x40 + rank,
                    "handle");
     int memory = memfd_create("vmm", MFD_CLOEXEC), fds[8], multicast = -1;
     FORK_CHECK(ftruncate(memory, 4096) == 0, "size");
     uint32_t *own = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
-    r = cox_group_gather_fds(group, memory, COX_GROUP_FD_CONSUME, fds, rank_group_patience(),
-                             test_err());
-    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
+    FORK_OK(cox_group_gather_fds(group, memory, COX_GROUP_FD_CONSUME, fds, rank_group_patience(),
+                                 test_err()));
     uint32_t *maps[8];
     for (uint32_t rank = 0; rank < 8; rank++) {
         maps[rank] = rank == self->rank
@@ -716,9 +703,8 @@ static void devices_main(const struct forks_self *self)
     for (uint32_t rank = 0; rank < 8; rank++)
         FORK_CHECK(own[rank] == 1000 + rank, "%" PRIu32 " in the place of %" PRIu32, own[rank],
                    rank);
-    r = cox_group_broadcast_fd(group, 0, object, COX_GROUP_FD_KEEP, &multicast,
-                               rank_group_patience(), test_err());
-    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
+    FORK_OK(cox_group_broadcast_fd(group, 0, object, COX_GROUP_FD_KEEP, &multicast,
+                                   rank_group_patience(), test_err()));
     uint32_t *all = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED,
                          self->rank == 0 ? object : multicast, 0);
     FORK_CHECK(all != MAP_FAILED, "map");

@@ -236,18 +236,28 @@ static void ends_main(const struct forks_self *self)
     rank_deinit(&rank);
 }
 
+/* beside (may be NULL) runs in one more process. */
+static void session_run(struct session made, forks_fn fn, forks_fn beside)
+{
+    struct forks forks;
+    struct session *session = forks_share(sizeof *session);
+    made.memory_fd = memory_new();
+    *session = made;
+    forks_start(&forks, RANK_COUNT, fn, session);
+    if (beside)
+        forks_add(&forks, RANK_COUNT, RANK_COUNT + 1, beside, session);
+    forks_wait(&forks);
+    close(session->memory_fd);
+    munmap(session, sizeof *session);
+}
+
 static void ends_run(bool by_sockets, bool in_subgroup)
 {
-    for (enum operation operation = BARRIER; operation < OPERATION_COUNT; operation++) {
-        struct session *session = forks_share(sizeof *session);
-        *session = (struct session){.memory_fd = memory_new(),
-                                    .by_sockets = by_sockets,
-                                    .in_subgroup = in_subgroup,
-                                    .leaves_at = operation};
-        forks_run(RANK_COUNT, ends_main, session);
-        close(session->memory_fd);
-        munmap(session, sizeof *session);
-    }
+    for (enum operation operation = BARRIER; operation < OPERATION_COUNT; operation++)
+        session_run((struct session){.by_sockets = by_sockets,
+                                     .in_subgroup = in_subgroup,
+                                     .leaves_at = operation},
+                    ends_main, NULL);
 }
 
 TEST(b2_b3_b8_k26_every_operation_ends)
@@ -316,17 +326,9 @@ static void storm_main(const struct forks_self *self)
 TEST(k17_b47_signals_and_wakes_for_no_reason_end_no_operation)
 {
     test_needs_processes();
-    for (int i = 0; i < 4; i++) {
-        struct forks forks;
-        struct session *session = forks_share(sizeof *session);
-        *session =
-            (struct session){.memory_fd = memory_new(), .by_sockets = i % 2, .in_subgroup = i / 2};
-        forks_start(&forks, RANK_COUNT, stormed_main, session);
-        forks_add(&forks, RANK_COUNT, RANK_COUNT + 1, storm_main, session);
-        forks_wait(&forks);
-        close(session->memory_fd);
-        munmap(session, sizeof *session);
-    }
+    for (int i = 0; i < 4; i++)
+        session_run((struct session){.by_sockets = i % 2, .in_subgroup = i / 2}, stormed_main,
+                    storm_main);
 }
 
 /* A thread that sleeps for a time, or yields, to poll, is killed. */
@@ -338,9 +340,8 @@ static void no_polling_main(const struct forks_self *self)
     rank_group_deny(self, SYS_clock_nanosleep, SECCOMP_RET_KILL_PROCESS);
     rank_group_deny(self, SYS_sched_yield, SECCOMP_RET_KILL_PROCESS);
     for (uint32_t i = 0; i < 200; i++)
-        for (enum operation operation = BARRIER; operation < OPERATION_COUNT; operation++) {
+        for (enum operation operation = BARRIER; operation < OPERATION_COUNT; operation++)
             FORK_OK(operate(self, &rank, operation, rank_group_patience(), test_err()));
-        }
     FORK_CHECK(cox_group_barrier(rank.group, rank_group_patience(), NULL) == 0, "last");
     rank_deinit(&rank);
 }
@@ -348,11 +349,6 @@ static void no_polling_main(const struct forks_self *self)
 TEST(b5_no_rank_polls)
 {
     test_needs_processes();
-    for (int i = 0; i < 2; i++) {
-        struct session *session = forks_share(sizeof *session);
-        *session = (struct session){.memory_fd = memory_new(), .in_subgroup = i};
-        forks_run(RANK_COUNT, no_polling_main, session);
-        close(session->memory_fd);
-        munmap(session, sizeof *session);
-    }
+    for (int i = 0; i < 2; i++)
+        session_run((struct session){.in_subgroup = i}, no_polling_main, NULL);
 }
