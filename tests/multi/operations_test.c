@@ -653,10 +653,9 @@ GROUP_TEST(b2_a_call_behind_another_ends_at_its_deadline, 2)
     struct test_pipe *pipe = test_pipe_new();
     struct other_thread other = {.group = g};
     struct cox_recover_result results[2];
-    pthread_t thread;
     init_group(g);
     assert_int_equal(test_call(g, NULL, "recover pause block %s", test_pipe_path(pipe)), 0);
-    assert_int_equal(pthread_create(&thread, NULL, pause_main, &other), 0);
+    pthread_t thread = test_thread(pause_main, &other);
     test_await_lines(g, -1, "blocked", 2);
     uint64_t begin_ns = cox_now_ns();
     assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_NORMAL);

@@ -232,21 +232,15 @@ static void expect_rank(const struct test_completion *c, uint32_t rank, int code
  * one's. */
 static void await_others(struct test_group *g, enum cox_channel_id channel, uint32_t but)
 {
-    const uint64_t deadline_ns = test_patience();
-    bool done = false;
-    while (!done && cox_now_ns() < deadline_ns) {
-        struct cox_executor_status status;
-        struct cox_rank_status ranks[RANK_COUNT];
-        cox_executor_read_status(test_group_executor(g), &status, ranks);
-        done = true;
-        for (uint32_t rank = 0; rank < status.rank_count; rank++) {
-            const struct cox_rank_channel_status *said = &ranks[rank].channels[channel];
-            done = done && (rank == but || (said->state == 0 &&
-                                            said->sequence == status.channels[channel].published));
-        }
-        sched_yield();
+    struct cox_executor *executor = test_group_executor(g);
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[RANK_COUNT];
+    for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++) {
+        const struct cox_rank_channel_status *said = &ranks[rank].channels[channel];
+        AWAIT(rank == but ||
+              (cox_executor_read_status(executor, &status, ranks),
+               said->state == 0 && said->sequence == status.channels[channel].published));
     }
-    assert_true(done);
 }
 
 /* Refused on this rank. */
@@ -306,17 +300,6 @@ static void *pause_main(void *argument)
     return NULL;
 }
 
-static void await_pausing(struct test_group *g, uint32_t rank)
-{
-    const uint64_t deadline_ns = test_patience();
-    struct cox_executor_status status;
-    struct cox_rank_status ranks[RANK_COUNT];
-    do
-        cox_executor_read_status(test_group_executor(g), &status, ranks);
-    while (ranks[rank].channels[COX_CHANNEL_RECOVER].state != 2 && cox_now_ns() < deadline_ns);
-    assert_int_equal(ranks[rank].channels[COX_CHANNEL_RECOVER].state, 2);
-}
-
 /* All stages of a pause are over by the clock before the process runs again: each still has its
  * time. On one processor, where the thread to be left does not run beside the thread that checks
  * it. */
@@ -342,9 +325,8 @@ TEST(m12_a_pause_that_is_held_up_leaves_an_endless_loop_all_the_same)
     await_others(g, COX_CHANNEL_EXECUTE, 2);
     const pid_t pid = cox_executor_pid(test_group_executor(g), 2);
     struct pause_thread pause = {.group = g};
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, pause_main, &pause), 0);
-    await_pausing(g, 2);
+    pthread_t thread = test_thread(pause_main, &pause);
+    AWAIT(test_rank_status(test_group_executor(g), 2).channels[COX_CHANNEL_RECOVER].state == 2);
     assert_int_equal(kill(pid, SIGSTOP), 0);
     const uint64_t over_ns = cox_deadline_after_ms(4 * UINT64_C(500));
     while (cox_now_ns() < over_ns)
@@ -506,9 +488,8 @@ TEST(m12_an_init_that_asks_comes_out)
 {
     OWN_GROUP *g = group_of(2, "pauses");
     struct init_thread init = {.group = g, .key = "yield"};
-    pthread_t thread;
     assert_int_equal(test_call(g, NULL, "grace %d", TEST_PATIENCE_MS), 0);
-    assert_int_equal(pthread_create(&thread, NULL, init_main, &init), 0);
+    pthread_t thread = test_thread(init_main, &init);
     test_await_lines(g, 1, "yields", 1);
     const struct told told = tell(g, TYPE(PAUSE_COMMAND_EXEC));
     pthread_join(thread, NULL);
@@ -528,9 +509,8 @@ TEST(m12_an_init_is_never_left)
 {
     OWN_GROUP *g = group_of(2, "leaves");
     struct init_thread init = {.group = g, .key = "spin"};
-    pthread_t thread;
     assert_int_equal(test_call(g, NULL, "grace 20"), 0);
-    assert_int_equal(pthread_create(&thread, NULL, init_main, &init), 0);
+    pthread_t thread = test_thread(init_main, &init);
     test_await_lines(g, 1, "spin", 1);
     const struct told told = tell(g, TYPE(PAUSE_COMMAND_EXEC));
     assert_int_equal(cox_executor_stop(test_group_executor(g)), 1);
@@ -617,12 +597,11 @@ static void pause_at_random(struct test_group *g, const struct chat *chat, int c
                             uint64_t linger_ns)
 {
     struct traffic *traffic = calloc(1, sizeof *traffic);
-    pthread_t thread;
     unsigned seed = 1;
     assert_non_null(traffic);
     traffic->group = g;
     traffic->chat = *chat;
-    assert_int_equal(pthread_create(&thread, NULL, traffic_main, traffic), 0);
+    pthread_t thread = test_thread(traffic_main, traffic);
     struct cox_recover_result results[RANK_COUNT];
     int r = 0;
     for (int i = 0; i < count && r == 0; i++) {
@@ -736,31 +715,24 @@ static void model_hang(const int32_t *reference, const char *plan)
     OWN_GROUP *g = model_group(RANK_COUNT);
     unsetenv("COXSWAIN_FAULT");
     unsetenv("COXSWAIN_FAULT_COUNTS");
-    pthread_t thread;
     traffic->group = g;
     chat_begin(&traffic->chat);
     traffic->chat.reference = reference;
     traffic->chat.limit = GENERATED;
-    assert_int_equal(pthread_create(&thread, NULL, generate_main, traffic), 0);
-    for (uint64_t until_ns = test_patience();
-         !atomic_load(&counts->struck) && cox_now_ns() < until_ns;)
-        sched_yield();
+    pthread_t thread = test_thread(generate_main, traffic);
+    AWAIT(atomic_load(&counts->struck));
+    static const enum cox_recover_command commands[] = {COX_RECOVER_PAUSE, COX_RECOVER_CLEAR,
+                                                        COX_RECOVER_REINIT, COX_RECOVER_START};
     struct cox_recover_result results[RANK_COUNT];
-    const bool struck = atomic_load(&counts->struck);
-    int r = recover(g, COX_RECOVER_PAUSE, results, test_err());
-    if (r == 0)
-        r = recover(g, COX_RECOVER_CLEAR, results, test_err());
-    if (r == 0)
-        r = recover(g, COX_RECOVER_REINIT, results, test_err());
-    if (r == 0)
-        r = recover(g, COX_RECOVER_START, results, test_err());
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < 4; i++)
+        r = recover(g, commands[i], results, test_err());
     pthread_join(thread, NULL);
     const struct traffic ended = *traffic;
     free(traffic);
     munmap((void *)(uintptr_t)counts, sizeof *counts);
     close(fd);
     unlink(path);
-    assert_true(struck);
     if (r || ended.wrong[0])
         fail_msg("%s: %d: %s; %s", plan, r, r ? test_error.text : "", ended.wrong);
     assert_true(ended.refused > 0);

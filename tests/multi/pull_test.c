@@ -13,6 +13,7 @@
 
 static const int32_t prompt_blocks[] = {2, 4, -1};
 static const int32_t decode_blocks[] = {1, 8, 3, 5, -1};
+static const int32_t elsewhere[] = {10, 11, -1};
 
 /* The prompt is in blocks 2 and 4 of A, as sequence 7, and B is linked to it as "A", epoch 1. */
 struct pair {
@@ -74,6 +75,28 @@ static void expect_refused(struct pair *pair, const struct kv_pull *pull, int st
     kv_expect_pull(&pair->b, pull, status, CODE(PD_PULL_KV_ERROR), text);
 }
 
+static void expect_taken(struct pair *pair, const struct kv_pull *pull)
+{
+    kv_expect_pull(&pair->b, pull, 0, CODE(SUCCESS), "");
+}
+
+/* A step of sequence 8 in A, in these blocks. */
+static void step_other(struct pair *pair, const int32_t *blocks, int finished)
+{
+    struct kv_sequence other;
+    kv_sequence(&other, 8, blocks);
+    other.slot = 1;
+    kv_step(&pair->a, &other, 0, true, finished);
+}
+
+/* Sequence 7 in A, computed anew. */
+static void step_anew(struct pair *pair, const int32_t *blocks)
+{
+    kv_sequence(&pair->s, 7, blocks);
+    pair->a.base = 0;
+    kv_step(&pair->a, &pair->s, 0, true, -1);
+}
+
 /* Bits, not values. */
 static void expect_same_bits(const struct kv_sequence *a, const struct kv_sequence *b)
 {
@@ -126,7 +149,7 @@ PAIR_TEST(m11_a_pull_without_sequences_takes_the_blocks_as_they_are)
     reference_of(&reference, 2);
     pull.from_sequence = pull.to_sequence = 0;
     pull.epoch = 0;
-    kv_expect_pull(&pair->b, &pull, 0, CODE(SUCCESS), "");
+    expect_taken(pair, &pull);
     expect_decodes(pair, &reference, -1);
     pull.from[0] = 11;
     expect_refused(pair, &pull, COX_STALE, "A: block 11 belongs to no sequence");
@@ -217,7 +240,6 @@ PAIR_TEST(p9_pulls_that_name_what_is_not_there_are_refused)
 PAIR_TEST(p9_blocks_of_another_sequence_are_stale)
 {
     static const int32_t reused[] = {2, 6, -1};
-    struct kv_sequence other;
     struct kv_pull pull;
 
     pull = pull_of("foreign");
@@ -229,14 +251,12 @@ PAIR_TEST(p9_blocks_of_another_sequence_are_stale)
     expect_refused(pair, &pull, COX_STALE, "A: block 6 belongs to another sequence, or to none");
 
     /* Block 2 is another sequence's now. */
-    kv_sequence(&other, 8, reused);
-    other.slot = 1;
-    kv_step(&pair->a, &other, 0, true, -1);
+    step_other(pair, reused, -1);
     pull = pull_of("reused");
     expect_refused(pair, &pull, COX_STALE, "A: block 2 belongs to another sequence");
     pull.from_sequence = 8;
     pull.from[1] = 6;
-    kv_expect_pull(&pair->b, &pull, 0, CODE(SUCCESS), "");
+    expect_taken(pair, &pull);
 }
 
 PAIR_TEST(p9_blocks_of_a_sequence_that_was_cleaned_up_are_stale)
@@ -254,28 +274,21 @@ PAIR_TEST(p9_blocks_of_a_sequence_that_was_cleaned_up_are_stale)
 
 PAIR_TEST(p9_blocks_of_a_sequence_that_has_finished_are_stale)
 {
-    static const int32_t elsewhere[] = {10, 11, -1};
     const struct kv_pull pull = pull_of("r2");
-    struct kv_sequence other;
     expect_pulled(pair, "r1");
-    kv_sequence(&other, 8, elsewhere);
-    other.slot = 1;
-    kv_step(&pair->a, &other, 0, true, 0);
+    step_other(pair, elsewhere, 0);
     expect_refused(pair, &pull, COX_STALE, "belongs to another sequence, or to none");
 }
 
 /* A sequence that is computed anew has nothing of what it had before. */
 PAIR_TEST(p9_blocks_of_a_sequence_that_began_anew_are_stale)
 {
-    static const int32_t elsewhere[] = {10, 11, -1};
     struct kv_pull pull = pull_of("r2");
-    kv_sequence(&pair->s, 7, elsewhere);
-    pair->a.base = 0;
-    kv_step(&pair->a, &pair->s, 0, true, -1);
+    step_anew(pair, elsewhere);
     expect_refused(pair, &pull, COX_STALE, "belongs to another sequence, or to none");
     pull.from[0] = 10;
     pull.from[1] = 11;
-    kv_expect_pull(&pair->b, &pull, 0, CODE(SUCCESS), "");
+    expect_taken(pair, &pull);
 }
 
 /* An init, also one that is said again, forgets all; a reinit as well. What others know of the pool
@@ -297,8 +310,7 @@ PAIR_TEST(p9_after_init_and_reinit_all_is_stale_and_the_link_holds)
                 fail_msg("%s", test_error.text);
         pair->a.base = 0;
         expect_refused(pair, &pull, COX_STALE, "belongs to another sequence, or to none");
-        kv_sequence(&pair->s, 7, prompt_blocks);
-        kv_step(&pair->a, &pair->s, 0, true, -1);
+        step_anew(pair, prompt_blocks);
         expect_pulled(pair, "r1");
         expect_decodes(pair, &reference, way == 0 ? -1 : 0);
     }
@@ -317,7 +329,7 @@ PAIR_TEST(p9_a_deadline_or_lease_that_is_over_refuses)
     expect_refused(pair, &pull, COX_STALE, "the lease of A on the blocks has expired");
     pull = pull_of("both in time");
     pull.lease_ns = pull.deadline_ns = kv_patience();
-    kv_expect_pull(&pair->b, &pull, 0, CODE(SUCCESS), "");
+    expect_taken(pair, &pull);
 }
 
 #if COX_TESTING
@@ -349,7 +361,7 @@ static void waiting_start(struct waiting *w, struct pair *pair, struct kv_pull p
         snprintf(plan, sizeof plan, "pull.copied:hold:%" PRIu32, rank);
         kv_arm(&pair->b, rank, plan);
     }
-    assert_int_equal(pthread_create(&w->thread, NULL, waiting_main, w), 0);
+    w->thread = test_thread(waiting_main, w);
     /* They have begun once the destination has no user; a pause fails a pull that has not begun in
      * a rank as a whole. */
     for (uint32_t rank = 0; rank < pair->b.rank_count; rank++) {
@@ -407,19 +419,23 @@ PAIR_TEST(p9_a_pull_ends_at_its_deadline_while_it_waits)
     expect_pulled(pair, "r4");
 }
 
+static void cancel(struct pair *pair, const char *id)
+{
+    kv_link(&pair->b, NULL, &(struct kv_link){.cluster = "A", .role = -1, .cancelled = id});
+    for (uint32_t rank = 0; rank < 2; rank++)
+        assert_string_equal(kv_link_state(&pair->b, rank, "A"), "success"); /* behind it */
+}
+
 PAIR_TEST(p9_a_pull_is_cancelled_while_it_waits_and_before_it_comes)
 {
     struct waiting w;
     give_blocks(pair);
     waiting_start(&w, pair, pull_of("r2"), 0);
-    kv_link(&pair->b, NULL, &(struct kv_link){.cluster = "A", .role = -1, .cancelled = "other"});
-    kv_link(&pair->b, NULL, &(struct kv_link){.cluster = "A", .role = -1, .cancelled = "r2"});
-    for (uint32_t rank = 0; rank < 2; rank++)
-        assert_string_equal(kv_link_state(&pair->b, rank, "A"), "success"); /* behind the cancel */
+    cancel(pair, "other");
+    cancel(pair, "r2");
     waiting_expect(&w, COX_ABORTED, "cancelled");
 
-    kv_link(&pair->b, NULL, &(struct kv_link){.cluster = "A", .role = -1, .cancelled = "r3"});
-    assert_string_equal(kv_link_state(&pair->b, 0, "A"), "success"); /* behind the cancel */
+    cancel(pair, "r3");
     const struct kv_pull pull = pull_of("r3");
     expect_refused(pair, &pull, COX_ABORTED, "cancelled before it began");
     /* It was for one pull. */
@@ -436,7 +452,7 @@ PAIR_TEST(p9_unlinking_and_linking_anew_end_a_pull_that_waits)
 
     struct kv_pull pull = pull_of("r3");
     pull.epoch = 2;
-    kv_expect_pull(&pair->b, &pull, 0, CODE(SUCCESS), "");
+    expect_taken(pair, &pull);
     waiting_start(&w, pair, pull, 0);
     kv_link(&pair->b, &pair->a, &(struct kv_link){.cluster = "A", .unlink = true, .role = -1});
     for (uint32_t rank = 0; rank < 2; rank++)
@@ -614,8 +630,15 @@ PAIR_TEST(m10_a_group_that_was_restarted_is_linked_anew)
     kv_link_all(&pair->b, &pair->a, "A", 2);
     expect_refused(pair, &pull, COX_STALE, "epoch 2, and the pull is for epoch 1");
     pull.epoch = 2;
-    kv_expect_pull(&pair->b, &pull, 0, CODE(SUCCESS), "");
+    expect_taken(pair, &pull);
     expect_decodes(pair, &reference, -1);
+}
+
+/* And the link stays. */
+static void switch_role(struct pair *pair, int role)
+{
+    kv_link(&pair->b, NULL, &(struct kv_link){.cluster = "A", .role = role, .change_role = true});
+    assert_string_equal(kv_link_state(&pair->b, 0, "A"), "success"); /* behind it */
 }
 
 PAIR_TEST(m10_the_roles_of_a_live_group_are_switched)
@@ -623,23 +646,14 @@ PAIR_TEST(m10_the_roles_of_a_live_group_are_switched)
     struct kv_sequence reference;
     const struct kv_pull pull = pull_of("r1");
     reference_of(&reference, 2);
-    kv_link(&pair->b, NULL,
-            &(struct kv_link){.cluster = "A", .role = ROLE(PREFILL), .change_role = true});
-    assert_string_equal(kv_link_state(&pair->b, 0, "A"),
-                        "success"); /* behind it, and the link stays */
+    switch_role(pair, ROLE(PREFILL));
     expect_refused(pair, &pull, COX_STATE, "role is prefill");
-    /* A role that does not exist changes nothing. */
-    kv_link(&pair->b, NULL, &(struct kv_link){.cluster = "A", .role = 17, .change_role = true});
-    assert_string_equal(kv_link_state(&pair->b, 0, "A"), "success");
+    switch_role(pair, 17); /* which does not exist, and changes nothing */
     expect_refused(pair, &pull, COX_STATE, "role is prefill");
-    kv_link(&pair->b, NULL,
-            &(struct kv_link){.cluster = "A", .role = ROLE(DECODE), .change_role = true});
-    assert_string_equal(kv_link_state(&pair->b, 0, "A"), "success");
+    switch_role(pair, ROLE(DECODE));
     expect_pulled(pair, "r2");
     expect_decodes(pair, &reference, -1);
-    kv_link(&pair->b, NULL,
-            &(struct kv_link){.cluster = "A", .role = ROLE(STANDARD), .change_role = true});
-    assert_string_equal(kv_link_state(&pair->b, 0, "A"), "success");
+    switch_role(pair, ROLE(STANDARD));
     expect_pulled(pair, "r3");
 }
 
@@ -665,22 +679,14 @@ TEST(m10_a_rank_that_may_not_take_fds_gets_them_otherwise)
 }
 
 /* Mappings of KV blocks in a process: its own, and those it is linked to. */
-static uint32_t mapping_count(pid_t pid)
+static size_t mapping_count(pid_t pid)
 {
-    char path[64], line[512];
-    uint32_t count = 0;
-    snprintf(path, sizeof path, "/proc/%d/maps", (int)pid);
-    FILE *maps = fopen(path, "re");
-    assert_non_null(maps);
-    while (fgets(line, sizeof line, maps))
-        count += strstr(line, "memfd:cox_payload_kv") != NULL;
-    fclose(maps);
-    return count;
+    return test_count_maps(pid, "memfd:cox_payload_kv");
 }
 
 PAIR_TEST(m10_unlinking_lets_go_of_the_memory)
 {
-    const pid_t reader = cox_executor_pid(test_group_executor(pair->b.group), 0);
+    const pid_t reader = test_pid(pair->b.group, 0);
     assert_int_equal(mapping_count(reader), 2);
     for (uint64_t epoch = 2; epoch < 50; epoch++)
         kv_link_all(&pair->b, &pair->a, "A", epoch);
@@ -750,14 +756,7 @@ TEST(p9_m11_a_reader_killed_at_any_point_leaves_nothing)
 
 static void await_stopped(struct kv_group *g, uint32_t rank)
 {
-    const uint64_t until_ns = kv_patience();
-    struct cox_executor_status status;
-    struct cox_rank_status ranks[2];
-    do {
-        if (cox_now_ns() > until_ns)
-            fail_msg("rank %" PRIu32 " does not come to its point", rank);
-        cox_executor_read_status(test_group_executor(g->group), &status, ranks);
-    } while (!ranks[rank].stopped);
+    AWAIT(test_rank_status(test_group_executor(g->group), rank).stopped);
 }
 
 /* The rank that links has the memory by then, and gets no notice that the process is gone. */
@@ -768,9 +767,9 @@ PAIR_TEST(m10_an_owner_killed_while_it_is_linked_fails_the_link)
     kv_arm(&pair->b, 1, "link.attached:stop:1");
     kv_link(&pair->b, &pair->a, &(struct kv_link){.cluster = "A", .epoch = 2, .role = -1});
     await_stopped(&pair->b, 1);
-    kill(cox_executor_pid(test_group_executor(pair->a.group), 1), SIGKILL);
+    kill(test_pid(pair->a.group, 1), SIGKILL);
     test_await_death(pair->a.group, 1);
-    kill(cox_executor_pid(test_group_executor(pair->b.group), 1), SIGCONT);
+    kill(test_pid(pair->b.group, 1), SIGCONT);
     assert_contains(kv_link_state(&pair->b, 1, "A"), "failed the remote rank has died");
     assert_string_equal(kv_link_state(&pair->b, 0, "A"), "success");
     pull.epoch = 2;
@@ -778,6 +777,27 @@ PAIR_TEST(m10_an_owner_killed_while_it_is_linked_fails_the_link)
     assert_int_equal(replies.status, 0);
     assert_int_equal(replies.ranks[0][0].status, 0);
     assert_int_equal(replies.ranks[1][0].status, COX_PEER_DEAD);
+}
+
+/* A pair whose reader of rank 0 stops at this point of a pull; on return it has. */
+static void stopped_start(struct pair *pair, struct waiting *w, const char *point)
+{
+    char plan[64];
+    pair_start(pair, 2);
+    snprintf(plan, sizeof plan, "%s:stop:0", point);
+    kv_arm(&pair->b, 0, plan);
+    *w = (struct waiting){.pair = pair, .pull = pull_of("r1")};
+    w->thread = test_thread(waiting_main, w);
+    await_stopped(&pair->b, 0);
+}
+
+/* Returns its reply. */
+static const struct kv_reply *stopped_end(struct pair *pair, struct waiting *w)
+{
+    kill(test_pid(pair->b.group, 0), SIGCONT);
+    pthread_join(w->thread, NULL);
+    assert_int_equal(w->replies.status, 0);
+    return &w->replies.ranks[0][0];
 }
 
 /* A reader that is stopped in the middle of a copy delays no other: the other group writes the
@@ -789,27 +809,14 @@ TEST(g1d_a_reader_stopped_in_a_copy_delays_no_other_and_gets_nothing)
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
         struct waiting w;
         struct pair pair;
-        struct kv_sequence other;
-        char plan[64];
-        pair_start(&pair, 2);
-        snprintf(plan, sizeof plan, "%s:stop:0", points[i]);
-        kv_arm(&pair.b, 0, plan);
-        w = (struct waiting){.pair = &pair, .pull = pull_of("r1")};
-        assert_int_equal(pthread_create(&w.thread, NULL, waiting_main, &w), 0);
-        await_stopped(&pair.b, 0);
+        stopped_start(&pair, &w, points[i]);
         /* Of another sequence, and then of the same one anew: what is there has the generation that
          * was asked for. */
-        kv_sequence(&other, 8, (const int32_t[]){2, 6, -1});
-        other.slot = 1;
-        kv_step(&pair.a, &other, 0, true, 0);
-        kv_sequence(&pair.s, 7, prompt_blocks);
-        pair.a.base = 0;
-        kv_step(&pair.a, &pair.s, 0, true, -1);
-        kill(cox_executor_pid(test_group_executor(pair.b.group), 0), SIGCONT);
-        assert_int_equal(pthread_join(w.thread, NULL), 0);
-        assert_int_equal(w.replies.status, 0);
-        assert_int_equal(w.replies.ranks[0][0].status, COX_STALE);
-        assert_contains(w.replies.ranks[0][0].text, "A: block 2 was taken while it was");
+        step_other(&pair, (const int32_t[]){2, 6, -1}, 0);
+        step_anew(&pair, prompt_blocks);
+        const struct kv_reply *reply = stopped_end(&pair, &w);
+        assert_int_equal(reply->status, COX_STALE);
+        assert_contains(reply->text, "A: block 2 was taken while it was");
         expect_pulled(&pair, "r2");
         pair_stop(&pair);
     }
@@ -821,23 +828,13 @@ TEST(p9_an_owner_killed_in_the_copy_ends_the_pull_once)
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
         struct waiting w;
         struct pair pair;
-        char plan[64];
-        pair_start(&pair, 2);
-        snprintf(plan, sizeof plan, "%s:stop:0", points[i]);
-        kv_arm(&pair.b, 0, plan);
-        w = (struct waiting){.pair = &pair, .pull = pull_of("r1")};
-        assert_int_equal(pthread_create(&w.thread, NULL, waiting_main, &w), 0);
-        const pid_t reader = cox_executor_pid(test_group_executor(pair.b.group), 0);
-        await_stopped(&pair.b, 0);
-        kill(cox_executor_pid(test_group_executor(pair.a.group), 0), SIGKILL);
+        stopped_start(&pair, &w, points[i]);
+        kill(test_pid(pair.a.group, 0), SIGKILL);
         test_await_death(pair.a.group, 0);
-        kill(reader, SIGCONT);
-        assert_int_equal(pthread_join(w.thread, NULL), 0);
-        assert_int_equal(w.replies.status, 0);
         /* What was there is there: the memory stays. With less, it is the death. */
-        const struct kv_reply *a = &w.replies.ranks[0][0];
-        assert_true(a->status == 0 || a->status == COX_PEER_DEAD);
-        assert_int_equal(a->code, a->status ? CODE(PD_PULL_KV_ERROR) : CODE(SUCCESS));
+        const struct kv_reply *reply = stopped_end(&pair, &w);
+        assert_true(reply->status == 0 || reply->status == COX_PEER_DEAD);
+        assert_int_equal(reply->code, reply->status ? CODE(PD_PULL_KV_ERROR) : CODE(SUCCESS));
         assert_contains(kv_link_state(&pair.b, 0, "A"), "failed the remote rank has died");
         pair_stop(&pair);
     }
@@ -848,7 +845,6 @@ TEST(p9_an_owner_killed_in_its_step_fails_its_pulls_alone)
     static const char *const points[] = {"kv.taken", "kv.given"};
     const struct kv_pull pull = pull_of("r1");
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
-        static const int32_t elsewhere[] = {10, 11, -1};
         struct kv_sequence other;
         struct pair pair;
         char plan[64];

@@ -12,7 +12,7 @@
 
 static pid_t pid_of(struct hand *hand, uint32_t rank)
 {
-    return cox_executor_pid(test_group_executor(hand->group), rank);
+    return test_pid(hand->group, rank);
 }
 
 static const char *const rank_texts[] = {"0", "1", "2", "3", "4", "5", "6", "7"};
@@ -48,22 +48,16 @@ static void group_end(struct hand *hand, uint32_t rank_count, const pid_t *pids)
     }                                                                                              \
     static void name##_by_hand(struct hand *hand, __attribute__((unused)) pid_t *pids)
 
-/* How many commands the process was asked so far, this one included. */
-static int served_count(struct hand *hand, uint32_t rank)
+/* The rank has been replaced. */
+static void order_expect(struct order *order)
 {
-    OWN_COMPLETION c = {0};
-    const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
-    assert_int_equal(test_call_how(hand->group, &c, &how, "served"), 0);
-    int count = atoi(c.ranks[rank].bytes);
-    return count;
+    if (order_end(order))
+        fail_msg("%d: %s", order->result, order->err.text);
 }
 
 static struct cox_rank_status status_of(struct hand *hand, uint32_t rank)
 {
-    struct cox_executor_status status;
-    struct cox_rank_status ranks[8];
-    cox_executor_read_status(test_group_executor(hand->group), &status, ranks);
-    return ranks[rank];
+    return test_rank_status(test_group_executor(hand->group), rank);
 }
 
 /* Logs on as this process, and is refused. */
@@ -107,16 +101,11 @@ BY_HAND_TEST(p8_a23_one_that_is_started_by_hand_replaces_a_dead_one, 3)
         /* The others work on. */
         const struct test_how living = {.gather = COX_GATHER_ALL, .ranks = 5};
         assert_int_equal(test_call_how(hand->group, NULL, &living, "echo two"), 0);
-        const struct cox_submit_options all = {
-            .size = sizeof all, .gather = COX_GATHER_ALL, .deadline_ns = test_patience()};
-        assert_int_equal(cox_executor_call_opaque(order.executor, "echo three", 11, &all, NULL,
-                                                  NULL, test_err()),
-                         COX_PEER_DEAD);
+        assert_int_equal(test_call(hand->group, NULL, "echo three"), COX_PEER_DEAD);
         snprintf(line, sizeof line, "rank 1 is being started again: rank 1 (pid %d) ", old);
-        assert_contains(test_error.text, line);
+        assert_contains(test_error_text(hand->group), line);
         pids[1] = hand_worker(hand, incarnation == 2 ? NULL : "1");
-        if (order_end(&order))
-            fail_msg("%d: %s", order.result, order.err.text);
+        order_expect(&order);
         for (uint32_t rank = 0; rank < N; rank++)
             assert_int_equal(pid_of(hand, rank), pids[rank]);
         assert_int_equal(status_of(hand, 1).incarnation, incarnation);
@@ -146,8 +135,7 @@ BY_HAND_TEST(p8_two_that_are_started_by_hand_at_once, 4)
         pids[2] = hand_worker(hand, "2");
         pids[1] = hand_worker(hand, "1");
         for (uint32_t k = 0; k < 2; k++)
-            if (order_end(&orders[k]))
-                fail_msg("%d: %s", orders[k].result, orders[k].err.text);
+            order_expect(&orders[k]);
         for (uint32_t rank = 0; rank < N; rank++)
             assert_int_equal(pid_of(hand, rank), pids[rank]);
         test_expect_echo(hand->group, "all four");
@@ -172,7 +160,7 @@ BY_HAND_TEST(a23_what_the_old_one_owed_has_ended_before_the_new_one_comes, 2)
     }
     pids[1] = hand_worker(hand, "1");
     assert_int_equal(order_end(&order), 0);
-    assert_int_equal(served_count(hand, 1), 1); /* nothing but this */
+    assert_int_equal(test_served(hand->group, 1), 1); /* nothing but this */
     test_expect_echo(hand->group, "after");
 }
 
@@ -269,9 +257,8 @@ BY_HAND_TEST(p8_one_that_does_not_come_all_the_way, 2)
         assert_int_equal(test_helper_wait(&goes), 0);
     }
     pids[1] = hand_worker(hand, "1");
-    if (order_end(&order))
-        fail_msg("%d: %s", order.result, order.err.text);
-    assert_int_equal(served_count(hand, 1), 1); /* nothing of before is asked of it again */
+    order_expect(&order);
+    assert_int_equal(test_served(hand->group, 1), 1); /* nothing of before is asked of it again */
     test_expect_echo(hand->group, "after");
 }
 
@@ -368,8 +355,7 @@ TEST(a24_p8_a_late_old_process_has_no_effect)
     assert_true(read(late.out, text, sizeof text - 1) > 0);
     assert_int_equal(atoi(text), COX_STALE);
     pids[1] = hand_worker(&hand, "1");
-    if (order_end(&order))
-        fail_msg("%d: %s", order.result, order.err.text);
+    order_expect(&order);
     tell(&late);
     for (int k = 0; k < 50; k++)
         test_expect_echo(hand.group, "after");
@@ -421,8 +407,7 @@ ATTACH_TEST(p8_a23_all_that_were_started_by_hand)
         assert_int_equal(hand_worker_end(old[2]), 128 + (round == 0 ? SIGTERM : SIGKILL));
         for (uint32_t rank = 0; rank < N; rank++)
             pids[rank] = hand_worker(&hand, rank_texts[rank]);
-        if (order_end(&order))
-            fail_msg("%d: %s", order.result, order.err.text);
+        order_expect(&order);
         for (uint32_t rank = 0; rank < N; rank++)
             assert_int_equal(pid_of(&hand, rank), pids[rank]);
         assert_int_equal(hand_log_count(&hand, "is replaced by"), N * (round + 1));
@@ -454,8 +439,7 @@ BY_HAND_TEST(p8_all_that_were_started_by_hand_and_one_dies, 3)
     order_give(&order, hand, ORDER_ALL, COX_DEADLINE_NEVER, 2 * N);
     for (uint32_t rank = 0; rank < N; rank++)
         pids[rank] = hand_worker(hand, NULL);
-    if (order_end(&order))
-        fail_msg("%d: %s", order.result, order.err.text);
+    order_expect(&order);
     test_expect_echo(hand->group, "all of them");
 }
 

@@ -129,8 +129,6 @@ static void lives_start(struct lives *lives, uint32_t rank_count)
 {
     static char line[5000];
     static const char *command[] = {"sh", "-c", line, "worker", NULL};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .workers.command = command};
     *lives = (struct lives){.rank_count = rank_count, .folder = "/tmp/cox_lives_XXXXXX"};
     assert_non_null(mkdtemp(lives->folder));
     snprintf(line, sizeof line, "cd %s/$COXSWAIN_INCARNATION && exec %s worker \"$@\"",
@@ -138,7 +136,7 @@ static void lives_start(struct lives *lives, uint32_t rank_count)
     for (uint32_t rank = 0; rank < rank_count; rank++)
         lives->incarnations[rank] = 1;
     life_make(lives, 1);
-    lives->group = test_group_start(rank_count, &options);
+    lives->group = test_group_start(rank_count, START_WITH(.workers.command = command));
     init(lives);
     life_forget(lives, 1);
 }
@@ -457,31 +455,10 @@ TEST(p8_k28_late_writes_of_a_former_incarnation_have_no_effect)
 
 /* ---- nothing grows ---- */
 
-/* Lines of a file of a process that have the text. */
-static size_t count_lines(pid_t pid, const char *file, const char *text)
+/* Its mappings that are shared. */
+static size_t count_shared(pid_t pid)
 {
-    char path[64], line[512];
-    size_t count = 0;
-    snprintf(path, sizeof path, "/proc/%jd/%s", (intmax_t)pid, file);
-    FILE *stream = fopen(path, "re");
-    assert_non_null(stream);
-    while (fgets(line, sizeof line, stream))
-        count += strstr(line, text) != NULL;
-    fclose(stream);
-    return count;
-}
-
-static size_t count_fds(pid_t pid)
-{
-    char path[64];
-    size_t count = 0;
-    snprintf(path, sizeof path, "/proc/%jd/fd", (intmax_t)pid);
-    DIR *dir = opendir(path);
-    assert_non_null(dir);
-    while (readdir(dir))
-        count++;
-    closedir(dir);
-    return count;
+    return test_count_maps(pid, "rw-s") + test_count_maps(pid, "r--s");
 }
 
 /* More often than there are windows. */
@@ -503,16 +480,15 @@ TEST(p8_p7_forty_replacements_in_a_row)
         expect_same(&stream);
         assert_int_equal(group_bytes(), bytes);
         if (k == 2) {
-            fds = count_fds(survivor);
+            fds = test_count_proc(survivor, "fd");
             test_await_socket(lives.group);
             own_fds = test_count_fds();
-            maps = count_lines(survivor, "maps", "rw-s") + count_lines(survivor, "maps", "r--s");
+            maps = count_shared(survivor);
         }
     }
     assert_int_equal(pid_of(&lives, 0), survivor);
-    assert_int_equal(count_fds(survivor), fds);
-    assert_int_equal(count_lines(survivor, "maps", "rw-s") + count_lines(survivor, "maps", "r--s"),
-                     maps);
+    assert_int_equal(test_count_proc(survivor, "fd"), fds);
+    assert_int_equal(count_shared(survivor), maps);
     test_await_socket(lives.group);
     assert_int_equal(test_count_fds(), own_fds);
     lives_end(&lives);

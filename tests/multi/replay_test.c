@@ -67,6 +67,19 @@ static void expect_step(struct test_group *g)
     assert_ok(step_call(g, test_err()));
 }
 
+/* A step in which all ranks are until the pipe is released. */
+static void step_blocks(struct test_group *g, const struct test_pipe *pipe)
+{
+    struct test_step s;
+    struct cox_executor *executor = test_group_executor(g);
+    assert_int_equal(test_call(g, NULL, "step block 1 %s", test_pipe_path(pipe)), 0);
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
+    assert_ok(cox_executor_submit(
+        executor, step_empty(&s),
+        SUBMIT_WITH(.gather = COX_GATHER_RANK0, .deadline_ns = test_patience()), NULL, test_err()));
+    test_await_lines(g, -1, "blocked", RANK_COUNT);
+}
+
 /* ---- the memory of the rank group ---- */
 
 /* What it takes now; of the one object that this process has of it, or, in a sealed group, of those
@@ -161,15 +174,8 @@ GROUP_TEST(k25_a_failed_init_takes_a_generation, RANK_COUNT)
 GROUP_TEST_WITH(k25_an_init_that_reaches_no_rank_takes_no_generation, RANK_COUNT, .depth = 4)
 {
     struct test_pipe *pipe = test_pipe_new();
-    struct test_step s;
     init_group(g);
-    assert_int_equal(test_call(g, NULL, "step block 1 %s", test_pipe_path(pipe)), 0);
-    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
-    const struct cox_submit_options step = {.size = sizeof(struct cox_submit_options),
-                                            .gather = COX_GATHER_RANK0,
-                                            .deadline_ns = test_patience()};
-    assert_ok(cox_executor_submit(executor, step_empty(&s), &step, NULL, test_err()));
-    test_await_lines(g, -1, "blocked", RANK_COUNT);
+    step_blocks(g, pipe);
     for (int i = 0; i < COX_GROUP_WINDOW_COUNT + 2; i++) {
         assert_int_equal(init_with(g, TELLING, cox_deadline_after_ms(5), test_err()), COX_TIMEOUT);
         assert_int_equal(cox_executor_replay_init(executor, cox_deadline_after_ms(5), test_err()),
@@ -303,13 +309,13 @@ GROUP_TEST(b2_one_init_at_a_time, RANK_COUNT)
     struct other_thread others[2] = {{.group = g, .path = test_pipe_path(pipe)}, {.group = g}};
     pthread_t threads[2];
     init_group(g);
-    assert_int_equal(pthread_create(&threads[0], NULL, init_main, &others[0]), 0);
+    threads[0] = test_thread(init_main, &others[0]);
     test_await_lines(g, -1, "blocked", 2);
     assert_refused(init_with(g, TELLING, cox_deadline_after_ms(50), test_err()), COX_TIMEOUT,
                    "another init");
     assert_int_equal(cox_executor_replay_init(executor, cox_deadline_after_ms(50), NULL),
                      COX_TIMEOUT);
-    assert_int_equal(pthread_create(&threads[1], NULL, init_main, &others[1]), 0);
+    threads[1] = test_thread(init_main, &others[1]);
     /* The second says again what the first has said by then, so each rank reads twice. */
     test_pipe_release(pipe, 2 * RANK_COUNT);
     for (int i = 0; i < 2; i++)
@@ -327,7 +333,7 @@ GROUP_TEST(m15_a_stop_ends_inits_that_wait, RANK_COUNT)
     pthread_t threads[2];
     init_group(g);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(pthread_create(&threads[i], NULL, init_main, &others[i]), 0);
+        threads[i] = test_thread(init_main, &others[i]);
         test_await_lines(g, -1, "blocked", 2);
     }
     cox_executor_stop(executor);
@@ -341,15 +347,8 @@ GROUP_TEST(m15_a_stop_ends_inits_that_wait, RANK_COUNT)
 GROUP_TEST_WITH(k28_an_init_waits_for_the_steps_before_it, RANK_COUNT, .depth = 4)
 {
     struct test_pipe *pipe = test_pipe_new();
-    struct test_step s;
     init_group(g);
-    assert_int_equal(test_call(g, NULL, "step block 1 %s", test_pipe_path(pipe)), 0);
-    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
-    const struct cox_submit_options step = {.size = sizeof(struct cox_submit_options),
-                                            .gather = COX_GATHER_RANK0,
-                                            .deadline_ns = test_patience()};
-    assert_ok(cox_executor_submit(executor, step_empty(&s), &step, NULL, test_err()));
-    test_await_lines(g, -1, "blocked", RANK_COUNT);
+    step_blocks(g, pipe);
     assert_int_equal(state_of(g), COX_ENGINE_BUSY);
     assert_refused(init_with(g, TELLING, cox_deadline_after_ms(50), test_err()), COX_TIMEOUT,
                    "steps in flight");
@@ -513,10 +512,9 @@ TEST(m12_steps_are_refused_while_the_engine_is_paused)
     expect_step(g);
     for (size_t row = 0; row < sizeof rows / sizeof rows[0]; row++) {
         struct other_command other = {g, rows[row].command, -1};
-        pthread_t thread;
         assert_int_equal(
             test_call(g, NULL, "recover %s block %s", rows[row].name, test_pipe_path(pipe)), 0);
-        assert_int_equal(pthread_create(&thread, NULL, recover_main, &other), 0);
+        pthread_t thread = test_thread(recover_main, &other);
         test_await_lines(g, -1, "blocked", RANK_COUNT * (row + 1));
         if (rows[row].during)
             expect_refused(g, rows[row].during,
@@ -565,8 +563,7 @@ GROUP_TEST(m12_no_step_slips_in_behind_a_pause, RANK_COUNT)
     for (int i = 0; i < 50; i++) {
         struct other_command other = {.group = g};
         const uint64_t before = steps_served(g);
-        pthread_t thread;
-        assert_int_equal(pthread_create(&thread, NULL, stepper_main, &other), 0);
+        pthread_t thread = test_thread(stepper_main, &other);
         AWAIT(steps_served(g) >= before + 3);
         assert_ok(recover(g, COX_RECOVER_PAUSE, test_err()));
         const uint64_t paused = steps_served(g);

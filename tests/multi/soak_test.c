@@ -16,23 +16,10 @@ struct usage {
     long resident_kib, fds, threads;
 };
 
-static long count_entries(const char *format, pid_t pid)
-{
-    char path[64];
-    long count = 0;
-    snprintf(path, sizeof path, format, pid);
-    DIR *dir = opendir(path);
-    assert_non_null(dir);
-    for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
-        count += entry->d_name[0] != '.';
-    closedir(dir);
-    return count;
-}
-
 static struct usage usage_of(pid_t pid)
 {
-    struct usage usage = {.fds = count_entries("/proc/%d/fd", pid),
-                          .threads = count_entries("/proc/%d/task", pid)};
+    struct usage usage = {.fds = (long)test_count_proc(pid, "fd"),
+                          .threads = (long)test_count_proc(pid, "task")};
     char path[64], line[200];
     snprintf(path, sizeof path, "/proc/%d/status", pid);
     FILE *file = fopen(path, "re");
@@ -147,7 +134,7 @@ GROUP_TEST(m5_b29_nothing_grows_in_a_long_run, RANK_COUNT)
     for (size_t i = 0; i < 1 + RANK_COUNT; i++) {
         assert_int_equal(after[i].fds, before[i].fds);
         assert_int_equal(after[i].threads, before[i].threads);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(COX_TSAN) /* they keep what was freed */
+#if !TEST_SANITIZED /* they keep what was freed */
         if (after[i].resident_kib > before[i].resident_kib + SLACK_KIB)
             fail_msg("process %zu grew from %ld to %ld KiB", i, before[i].resident_kib,
                      after[i].resident_kib);

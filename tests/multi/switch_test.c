@@ -95,11 +95,6 @@ static void on_death(void *context, uint32_t rank, const char *text)
 /* With the weights of a folder; fault: of the workers' first incarnation, or NULL. */
 static void group_start(uint32_t rank_count, const char *folder, const char *fault)
 {
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .rank_count = rank_count,
-                                                 .workers.command = test_own_command,
-                                                 .memory.attach = test_attach(),
-                                                 .hooks.death = on_death};
     const struct cox_recovery_options replaces = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                   .policy.backoff_min_ms = 1,
                                                   .policy.backoff_max_ms = 10};
@@ -110,7 +105,10 @@ static void group_start(uint32_t rank_count, const char *folder, const char *fau
         setenv("COXSWAIN_FAULT_INCARNATION", "1", 1);
     }
     if (r == 0)
-        r = cox_executor_start(&options, &executor, test_err());
+        r = cox_executor_start(START_WITH(.rank_count = rank_count,
+                                          .workers.command = test_own_command,
+                                          .memory.attach = test_attach(), .hooks.death = on_death),
+                               &executor, test_err());
     unsetenv("COXSWAIN_FAULT");
     unsetenv("COXSWAIN_FAULT_INCARNATION");
     if (r == 0)
@@ -280,14 +278,6 @@ static void expect_texts(const struct texts *texts, const struct texts *expected
                          what, t, i, texts->tokens[i][t], expected->tokens[i][t]);
 }
 
-static uint32_t deaths_of(uint32_t rank)
-{
-    struct cox_executor_status status;
-    struct cox_rank_status ranks[COX_RANK_COUNT_MAX];
-    cox_executor_read_status(executor, &status, ranks);
-    return ranks[rank].deaths;
-}
-
 /* ---- tests ---- */
 
 SWITCH_TEST(weights_no_step_is_of_two_versions)
@@ -347,7 +337,7 @@ SWITCH_TEST(weights_a_rank_that_dies_in_the_switch_leaves_no_step_of_two_version
                          groups[g].rank_count, fault, in_flight);
                 group_start(groups[g].rank_count, folders[0], fault);
                 texts_run(&texts, SWITCH_LOOK, in_flight);
-                assert_int_equal(deaths_of(groups[g].victim), 1);
+                assert_int_equal(test_rank_status(executor, groups[g].victim).deaths, 1);
                 expect_texts(&texts, &expected, what);
                 cox_shared_weights_status(weights, &status);
                 assert_int_equal(status.next, 0);
@@ -362,21 +352,7 @@ struct held {
 
 static struct held held_by(pid_t pid)
 {
-    struct held held = {0};
-    char path[64], line[4352];
-    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
-    DIR *fds = opendir(path);
-    assert_non_null(fds);
-    while (readdir(fds))
-        held.fds++;
-    closedir(fds);
-    snprintf(path, sizeof path, "/proc/%d/maps", (int)pid);
-    FILE *maps = fopen(path, "re");
-    assert_non_null(maps);
-    while (fgets(line, sizeof line, maps))
-        held.images += strstr(line, "memfd:cox_weights") != NULL;
-    fclose(maps);
-    return held;
+    return (struct held){test_count_proc(pid, "fd"), test_count_maps(pid, "memfd:cox_weights")};
 }
 
 static bool is_more(const struct held *held, const struct held *before)
@@ -398,15 +374,13 @@ static struct held held_in_the_end(pid_t pid, const struct held *before)
 
 SWITCH_TEST(g1c_switches_leave_nothing_behind)
 {
-    struct cox_executor_status status;
-    struct cox_rank_status ranks[COX_RANK_COUNT_MAX];
     struct held before[3];
     group_start(2, folders[0], NULL);
     for (uint32_t i = 0; i < SWITCH_COUNT; i++) {
         struct texts texts = prompts();
         texts_run_to(&texts, folders[(i + 1) % 2], 2, 2);
-        cox_executor_read_status(executor, &status, ranks);
-        const pid_t pids[3] = {getpid(), ranks[0].pid, ranks[1].pid};
+        const pid_t pids[3] = {getpid(), cox_executor_pid(executor, 0),
+                               cox_executor_pid(executor, 1)};
         for (size_t k = 0; k < 3; k++) {
             if (i < 2) {
                 before[k] = held_by(pids[k]);
@@ -430,14 +404,6 @@ SWITCH_TEST(g1c_switches_leave_nothing_behind)
 }
 
 /* ---- a hostile rank ---- */
-
-static void rank_kill(uint32_t rank)
-{
-    struct cox_executor_status status;
-    struct cox_rank_status ranks[COX_RANK_COUNT_MAX];
-    cox_executor_read_status(executor, &status, ranks);
-    assert_int_equal(kill(ranks[rank].pid, SIGKILL), 0);
-}
 
 /* Every kind was tried, and none was done. */
 static void expect_refused(const char *path)
@@ -501,10 +467,10 @@ SWITCH_TEST(g1a_g1b_g1c_g1e_weights_are_right_whatever_a_hostile_rank_does)
             texts = start;
             texts_run(&texts, NEVER, 2);
             expect_texts(&texts, &latter, "after it");
-            rank_kill(HOSTILE);
+            assert_int_equal(kill(cox_executor_pid(executor, HOSTILE), SIGKILL), 0);
             texts = start;
             texts_run(&texts, NEVER, 2);
-            assert_int_equal(deaths_of(HOSTILE), 1);
+            assert_int_equal(test_rank_status(executor, HOSTILE).deaths, 1);
             expect_texts(&texts, &latter, "after its replacement");
             group_end();
             unsetenv(ATTACK);

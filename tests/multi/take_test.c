@@ -12,14 +12,7 @@ static const uint32_t rank_counts[] = {1, 2, 4, 8};
 static struct test_group *takers(uint32_t rank_count, uint32_t depth)
 {
     const char *command[] = {test_worker_program(), "takes", NULL};
-    const struct cox_executor_options base = {.size = sizeof base,
-                                              .memory.attach = test_attach(),
-                                              .rank_count = rank_count,
-                                              .workers.command = command,
-                                              .depth = depth};
-    struct test_group *group = NULL;
-    assert_ok(test_group_try(&base, &group, test_err()));
-    return group;
+    return test_group_start(rank_count, START_WITH(.workers.command = command, .depth = depth));
 }
 
 static void expect_reply(struct test_group *g, size_t n, const char *text)

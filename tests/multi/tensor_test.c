@@ -15,17 +15,6 @@
 #include <malloc.h>
 #include <math.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0
-#endif
-
 #define SHIPPED COX_TEST_SOURCE_DIR "/models/sums"
 #define TOKEN_COUNT 32u
 #define BLOCK_SIZE 4u
@@ -219,6 +208,18 @@ static int run_rank(struct crew *crew, uint32_t rank, struct crew_rank *self, vo
     return r;
 }
 
+/* All ranks of a crew run it, to their ends. */
+static void crew_run(struct crew *crew, uint32_t rank_count,
+                     int (*fn)(struct crew *crew, uint32_t rank, struct crew_rank *self,
+                               void *context),
+                     void *context)
+{
+    crew_open(crew, rank_count);
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        crew_start(crew, rank, fn, context);
+    crew_wait(crew);
+}
+
 /* What one process computes. */
 static struct crew_rank *reference_of(const char *directory, uint32_t *ret_vocab_size)
 {
@@ -280,10 +281,7 @@ static void check_model(char *directory)
 
         if (cox_share_check(&config, &share, NULL) != 0)
             continue;
-        crew_open(&crew, n);
-        for (uint32_t rank = 0; rank < n; rank++)
-            crew_start(&crew, rank, run_rank, directory);
-        crew_wait(&crew);
+        crew_run(&crew, n, run_rank, directory);
         for (uint32_t rank = 0; rank < n; rank++) {
             expect_ended(&crew, rank, 0);
             expect_numbers(&crew, rank, reference->numbers, reference->number_count);
@@ -383,10 +381,7 @@ PLAIN_TEST(s5_each_of_n_processes_has_one_nth_of_the_weights)
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct crew crew;
 
-        crew_open(&crew, n);
-        for (uint32_t rank = 0; rank < n; rank++)
-            crew_start(&crew, rank, load_and_measure, directory);
-        crew_wait(&crew);
+        crew_run(&crew, n, load_and_measure, directory);
         for (uint32_t rank = 0; rank < n; rank++) {
             const float *kib = crew.ranks[rank].numbers;
 
@@ -395,7 +390,7 @@ PLAIN_TEST(s5_each_of_n_processes_has_one_nth_of_the_weights)
                 whole = kib[1];
             /* Norms, and the scratch of one tile beside what is measured. */
             assert_true(kib[1] >= whole / (float)n && kib[1] < whole / (float)n + 64);
-#if !SANITIZED /* which have memory for themselves, and keep what was freed */
+#if !TEST_SANITIZED /* which have memory for themselves, and keep what was freed */
             if (kib[0] < kib[1] - 64 || kib[0] >= kib[1] + 1536)
                 fail_msg("rank %" PRIu32 " of %" PRIu32 " has %.0f KiB more, of weights %.0f", rank,
                          n, (double)kib[0], (double)kib[1]);
@@ -477,10 +472,7 @@ static void check_around_a_failure(struct plan *plan)
     memcpy(expected + 2 * vocab_size, reference->numbers + rows_before(7) * vocab_size,
            vocab_size * sizeof(float));
     plan->directory = shipped;
-    crew_open(&crew, 4);
-    for (uint32_t rank = 0; rank < 4; rank++)
-        crew_start(&crew, rank, run_around_a_failure, plan);
-    crew_wait(&crew);
+    crew_run(&crew, 4, run_around_a_failure, plan);
     for (uint32_t rank = 0; rank < 4; rank++) {
         expect_ended(&crew, rank, 0);
         expect_numbers(&crew, rank, expected, 3 * vocab_size);
@@ -555,10 +547,7 @@ PLAIN_TEST(b3_a_rank_killed_at_any_step_of_an_exchange_is_named_by_the_others)
         struct plan plan = {.directory = shipped, .arm = arms[i]};
         struct crew crew;
 
-        crew_open(&crew, 4);
-        for (uint32_t rank = 0; rank < 4; rank++)
-            crew_start(&crew, rank, run_until_a_death, &plan);
-        crew_wait(&crew);
+        crew_run(&crew, 4, run_until_a_death, &plan);
         assert_true(WIFSIGNALED(crew.statuses[3]));
         assert_int_equal(WTERMSIG(crew.statuses[3]), SIGKILL);
         for (uint32_t rank = 0; rank < 3; rank++) {
@@ -591,10 +580,7 @@ PLAIN_TEST(b13_ranks_that_loaded_different_models_get_an_error)
 {
     struct crew crew;
 
-    crew_open(&crew, 4);
-    for (uint32_t rank = 0; rank < 4; rank++)
-        crew_start(&crew, rank, run_with_another_length, NULL);
-    crew_wait(&crew);
+    crew_run(&crew, 4, run_with_another_length, NULL);
     for (uint32_t rank = 0; rank < 4; rank++) {
         expect_ended(&crew, rank, COX_INVALID);
         assert_contains(crew.ranks[rank].err.text, rank == 3 ? "rank 0" : "rank 3");
@@ -683,10 +669,7 @@ PLAIN_TEST(b16_b23_memory_of_another_rank_is_checked_and_can_only_be_read)
     for (enum gift gift = 0; gift < GIFT_COUNT; gift++) {
         struct crew crew;
 
-        crew_open(&crew, 2);
-        for (uint32_t rank = 0; rank < 2; rank++)
-            crew_start(&crew, rank, run_with_a_gift, &gift);
-        crew_wait(&crew);
+        crew_run(&crew, 2, run_with_a_gift, &gift);
         expect_ended(&crew, 0, expected[gift].result);
         expect_ended(&crew, 1, 0);
         assert_contains(crew.ranks[0].err.text, expected[gift].word);
@@ -736,10 +719,7 @@ static void expect_blamed(struct spoil *spoil, const char *what)
     struct crew crew;
 
     snprintf(text, sizeof text, "rank %u gave %s", spoil->rank, what);
-    crew_open(&crew, 4);
-    for (uint32_t rank = 0; rank < 4; rank++)
-        crew_start(&crew, rank, run_with_a_spoilt_number, spoil);
-    crew_wait(&crew);
+    crew_run(&crew, 4, run_with_a_spoilt_number, spoil);
     for (uint32_t rank = 0; rank < 4; rank++) {
         expect_ended(&crew, rank, COX_INVALID);
         if (!strstr(crew.ranks[rank].err.text, text))
@@ -820,10 +800,7 @@ static int run_with_a_sight(struct crew *crew, uint32_t rank, struct crew_rank *
 
 static void run_sight(struct crew *crew, struct sight *sight)
 {
-    crew_open(crew, 4);
-    for (uint32_t rank = 0; rank < 4; rank++)
-        crew_start(crew, rank, run_with_a_sight, sight);
-    crew_wait(crew);
+    crew_run(crew, 4, run_with_a_sight, sight);
     for (uint32_t rank = 0; rank < 4; rank++)
         expect_ended(crew, rank, rank == sight->rank ? COX_INVALID : COX_ABORTED);
 }

@@ -106,20 +106,13 @@ TEST(m9_a_stop_among_callers_closes_them_all)
         struct client clients[ASK_COUNT];
         pthread_t threads[ASK_COUNT];
         clients_start(clients, threads, ASK_COUNT, g, true);
-        uint64_t deadline_ns = test_patience();
-        bool served = false;
-        while (!served && cox_now_ns() < deadline_ns) {
-            served = true;
-            for (size_t i = 0; i < ASK_COUNT; i++)
-                served = served && atomic_load(&clients[i].replies) >= 5;
-            sched_yield();
-        }
+        for (size_t i = 0; i < ASK_COUNT; i++)
+            AWAIT(atomic_load(&clients[i].replies) >= 5);
         uint64_t begin = cox_now_ns();
         cox_executor_stop(test_group_executor(g));
         uint64_t took = cox_now_ns() - begin;
         for (size_t i = 0; i < ASK_COUNT; i++)
             pthread_join(threads[i], NULL);
-        assert_true(served);
         assert_true(took < TEST_PATIENCE_MS * COX_NSEC_PER_MSEC);
         for (size_t i = 0; i < ASK_COUNT; i++)
             assert_int_equal(clients[i].result, COX_CLOSED);
@@ -143,13 +136,11 @@ TEST(m9_a_free_lets_callers_out_first)
         /* One of the two recovery commands is inside a call as well, and so is the init. */
         _Atomic uint32_t *callers = &test_group_executor(g)->callers;
         AWAIT(atomic_load(callers) >= count + 2);
-        bool inside = atomic_load(callers) >= count + 2;
         uint64_t begin = cox_now_ns();
         test_group_free(g);
         uint64_t took = cox_now_ns() - begin;
         for (size_t i = 0; i < count; i++)
             pthread_join(threads[i], NULL);
-        assert_true(inside);
         assert_true(took < TEST_PATIENCE_MS * COX_NSEC_PER_MSEC);
         for (size_t i = 0; i < count; i++)
             assert_int_equal(clients[i].result, COX_CLOSED);
@@ -178,11 +169,11 @@ static void stay_visit(void *context, const struct cox_completion *completion)
         stay->stopped = atomic_load(&stay->executor->stopping);
         sched_yield();
     }
-    const struct timespec until = cox_deadline_timespec(cox_deadline_after_ms(STAY_MS));
-    int r;
-    while ((r = sem_clockwait(&stay->freed, CLOCK_MONOTONIC, &until)) != 0 && errno == EINTR)
-        continue;
-    stay->left_alone = r == 0;
+    const uint64_t until_ns = cox_deadline_after_ms(STAY_MS);
+    while (!stay->left_alone && cox_now_ns() < until_ns) {
+        stay->left_alone = sem_trywait(&stay->freed) == 0;
+        sched_yield();
+    }
 }
 
 static void *stay_main(void *argument)
@@ -206,10 +197,8 @@ TEST(m9_a_free_waits_for_a_handler)
     struct stay stay = {.executor = test_group_executor(g), .result = -1};
     sem_init(&stay.inside, 0, 0);
     sem_init(&stay.freed, 0, 0);
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, stay_main, &stay), 0);
-    while (sem_wait(&stay.inside))
-        continue;
+    pthread_t thread = test_thread(stay_main, &stay);
+    assert_true(test_sem_await(&stay.inside));
     test_group_free(g);
     sem_post(&stay.freed);
     pthread_join(thread, NULL);

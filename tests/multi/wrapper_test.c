@@ -15,6 +15,8 @@ static struct test_group *group_of(const char *const *command, uint32_t rank_cou
                                .times.finalize_ms = command == stays ? 200 : TEST_PATIENCE_MS));
 }
 
+#define OWN_PEER _cox_cleanup_(cox_peer_close) struct cox_peer
+
 /* The process that serves a rank, while it is alive. */
 static struct cox_peer peer_of(struct test_group *g, uint32_t rank)
 {
@@ -58,7 +60,7 @@ TEST(p1_the_death_of_the_real_worker_is_reported_at_once)
     for (int busy = 0; busy < 2; busy++) {
         OWN_GROUP *g = group_of(stays, 2);
         struct test_pipe *pipe = test_pipe_new();
-        struct cox_peer peer = peer_of(g, 1), wrapper = COX_PEER_NONE;
+        OWN_PEER peer = peer_of(g, 1), wrapper = COX_PEER_NONE;
         assert_ok(cox_peer_open(cox_executor_pid(test_group_executor(g), 1), 0, &wrapper));
         const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 10 * TEST_PATIENCE_MS};
         if (busy) { /* with a request in its hand */
@@ -82,22 +84,19 @@ TEST(p1_the_death_of_the_real_worker_is_reported_at_once)
         assert_contains(test_error_text(g), real);
         const struct test_how living = {.gather = COX_GATHER_ALL, .ranks = 1};
         assert_int_equal(test_call_how(g, NULL, &living, "echo x"), 0);
-        cox_peer_close(&peer);
-        cox_peer_close(&wrapper);
     }
 }
 
 TEST(p1_the_death_of_a_wrapper_is_the_end_of_its_worker)
 {
     OWN_GROUP *g = group_of(stays, 2);
-    struct cox_peer peer = peer_of(g, 1);
+    OWN_PEER peer = peer_of(g, 1);
     assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
     assert_true(peer_ends(&peer));
     test_await_death(g, 1);
     assert_contains(test_death_text(g, 1), "rank 1");
     assert_contains(test_death_text(g, 1), "signal 9");
     assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);
-    cox_peer_close(&peer);
 }
 
 /* Neither of the two listens; the stop ends all the same. */
@@ -131,7 +130,7 @@ TEST(m9_the_last_words_of_a_wrapper_are_heard)
 TEST(p3_a_report_names_the_serving_process)
 {
     OWN_GROUP *g = group_of(stays, 2);
-    struct cox_peer peer = peer_of(g, 1);
+    OWN_PEER peer = peer_of(g, 1);
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 200};
     OWN_COMPLETION c = {0};
     test_stop_process(peer.pid);
@@ -142,7 +141,6 @@ TEST(p3_a_report_names_the_serving_process)
     assert_contains(c.text, "alive but stopped by a signal");
     assert_int_equal(c.ranks[1].pid, peer.pid);
     kill(peer.pid, SIGCONT);
-    cox_peer_close(&peer);
 }
 
 /* Of a group that does not start: the process that printed "pid N", watched from then on. */
