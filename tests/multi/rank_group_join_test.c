@@ -1,8 +1,6 @@
 /* Joining and leaving: names, memory, ranks; every rank a process. */
 #include "channel/base/fault.h"
 #include "channel/base/peer.h"
-#include "channel/shm/region.h"
-#include "channel/socket/socket.h"
 #include "tests/lib/rights.h"
 #include "worker/group/group_layout.h"
 #include "rank_group.h"
@@ -10,29 +8,19 @@
 #include <grp.h>
 #include <sys/file.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define IS_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define IS_SANITIZED 1
-#endif
-#endif
-
 /* A deadline long ago; 0 would be none. */
 #define PASSED_NS 1
-
-static size_t own_names(void)
-{
-    return test_count_names(test_name_prefix());
-}
 
 static int join(struct cox_group_options options, struct cox_group **ret_group,
                 struct cox_error *err)
 {
+    options.size = sizeof options;
     if (!options.deadline_ns)
         options.deadline_ns = rank_group_patience();
     return cox_group_join(&options, ret_group, err);
 }
+
+#define JOIN(ret_group, err, ...) join((struct cox_group_options){__VA_ARGS__}, ret_group, err)
 
 static void path_of(char path[128], const char *name)
 {
@@ -65,20 +53,13 @@ TEST(k1_k19_k26_arguments_are_checked)
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         struct cox_group *group = NULL;
-        struct cox_group_options options = wrong[i];
-        options.size = sizeof options;
-        assert_int_equal(join(options, &group, test_err()), COX_INVALID);
-        assert_int_equal(test_error.code, COX_INVALID);
+        assert_refused(join(wrong[i], &group, test_err()), COX_INVALID, "");
         assert_null(group);
     }
     longer[COX_GROUP_NAME_MAX] = '\0';
     memcpy(longer, name, strlen(name));
     struct cox_group *group = NULL;
-    assert_int_equal(join((struct cox_group_options){.size = sizeof(struct cox_group_options),
-                                                     .name = longer,
-                                                     .rank_count = 1},
-                          &group, NULL),
-                     0);
+    assert_int_equal(JOIN(&group, NULL, .name = longer, .rank_count = 1), 0);
     cox_group_leave(group);
 }
 
@@ -87,10 +68,7 @@ TEST(k1_k19_k26_arguments_are_checked)
 static int join_alone(const char *name, struct cox_error *err)
 {
     struct cox_group *group = NULL;
-    int r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
-                                            .name = name,
-                                            .rank_count = 1},
-                 &group, err);
+    int r = JOIN(&group, err, .name = name, .rank_count = 1);
     cox_group_leave(group);
     return r;
 }
@@ -129,44 +107,51 @@ TEST(b9_b10_b44_what_is_in_the_way_is_left_alone)
     assert_int_equal(unlink(path), 0);
     close(fd);
     assert_int_equal(join_alone(name, NULL), 0);
-    assert_int_equal(own_names(), 0);
+}
+
+/* Rank 0 of 2, which waits for the other one; its file is there. */
+static pid_t waiter_start(const char *name, char path[128])
+{
+    struct stat st;
+    struct cox_group *group = NULL;
+    path_of(path, name);
+    pid_t pid = fork();
+    if (pid == 0) {
+        int r = JOIN(&group, test_err(), .name = name, .rank_count = 2);
+        if (r == 0)
+            r = cox_group_barrier(group, rank_group_patience(), test_err());
+        _exit(r);
+    }
+    AWAIT(stat(path, &st) >= 0);
+    return pid;
+}
+
+static void waiter_kill(pid_t pid)
+{
+    kill(pid, SIGKILL);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
 }
 
 TEST(b45_mode_is_0600_under_any_umask)
 {
     char name[64], path[128];
     struct stat st = {0};
-    struct cox_group *group = NULL;
-    path_of(path, test_unique_name(name));
     mode_t old = umask(0777);
-    pid_t pid = fork();
-    if (pid == 0) {
-        join((struct cox_group_options){.size = sizeof(struct cox_group_options),
-                                        .name = name,
-                                        .rank_count = 2},
-             &group, NULL);
-        _exit(0);
-    }
-    AWAIT(stat(path, &st) >= 0);
+    pid_t pid = waiter_start(test_unique_name(name), path);
     umask(old);
+    assert_int_equal(stat(path, &st), 0);
     assert_int_equal(st.st_mode, S_IFREG | 0600);
     assert_int_equal(st.st_size, cox_group_memory_size(2, 0));
     assert_true((uint64_t)st.st_blocks * 512 >= cox_group_memory_size(2, 0));
-    kill(pid, SIGKILL);
-    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    waiter_kill(pid);
     /* K2, B4: what it left is no obstacle, for a group of another size neither. */
     assert_int_equal(join_alone(name, NULL), 0);
-    assert_int_equal(own_names(), 0);
 }
 
 static void wait_main(const struct forks_self *self)
 {
     struct cox_group *group = NULL;
-    join((struct cox_group_options){.size = sizeof(struct cox_group_options),
-                                    .name = self->name,
-                                    .rank = self->rank,
-                                    .rank_count = 3},
-         &group, NULL);
+    JOIN(&group, NULL, .name = self->name, .rank = self->rank, .rank_count = 3);
     FORK_CHECK(false, "the third never comes");
 }
 
@@ -189,7 +174,6 @@ TEST(k2_b4_a_name_of_the_dead_is_no_obstacle)
             assert_int_equal(forks_end(&dead, rank), 128 + SIGKILL);
         assert_int_equal(stat(path, &st), 0);
         assert_int_equal(join_alone(dead.name, NULL), 0);
-        assert_int_equal(own_names(), 0);
     }
 }
 
@@ -204,13 +188,9 @@ static void told_main(const struct forks_self *self)
 {
     const struct told *told = (const struct told *)self->context + self->rank;
     struct cox_group *group = NULL;
-    int r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
-                                            .name = self->name,
-                                            .rank = told->rank,
-                                            .rank_count = told->rank_count,
-                                            .value_size = told->value_size,
-                                            .generation = told->generation},
-                 &group, test_err());
+    int r = JOIN(&group, test_err(), .name = self->name, .rank = told->rank,
+                 .rank_count = told->rank_count, .value_size = told->value_size,
+                 .generation = told->generation);
     FORK_CHECK(r == COX_INVALID && !group, "%d %s", r, test_error.text);
     char who[32], own[32];
     const struct told *other = (const struct told *)self->context + 1 - self->rank;
@@ -228,7 +208,6 @@ TEST(b13_k1_ranks_with_different_options)
     };
     for (size_t i = 0; i < 3; i++) {
         forks_run(2, told_main, pairs[i]);
-        assert_int_equal(own_names(), 0);
     }
 }
 
@@ -236,26 +215,13 @@ TEST(b13_k1_ranks_with_different_options)
 TEST(b13_b23_a_rank_that_is_none_writes_nowhere)
 {
     char name[64], path[128];
-    struct stat st;
     struct cox_group *group = NULL;
     const uint64_t size = cox_group_memory_size(2, 0);
-    path_of(path, test_unique_name(name));
-    pid_t pid = fork();
-    if (pid == 0) {
-        join((struct cox_group_options){.size = sizeof(struct cox_group_options),
-                                        .name = name,
-                                        .rank_count = 2},
-             &group, NULL);
-        _exit(0);
-    }
-    AWAIT(stat(path, &st) >= 0);
+    pid_t pid = waiter_start(test_unique_name(name), path);
     for (uint32_t rank = 2; rank < COX_RANK_COUNT_MAX; rank++) {
-        assert_refused(join((struct cox_group_options){.size = sizeof(struct cox_group_options),
-                                                       .name = name,
-                                                       .rank = rank,
-                                                       .rank_count = COX_RANK_COUNT_MAX},
-                            &group, test_err()),
-                       COX_INVALID, "rank 0 has 2 ranks");
+        assert_refused(
+            JOIN(&group, test_err(), .name = name, .rank = rank, .rank_count = COX_RANK_COUNT_MAX),
+            COX_INVALID, "rank 0 has 2 ranks");
     }
     int fd = open(path, O_RDWR | O_CLOEXEC);
     const uint8_t *bytes = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
@@ -266,10 +232,8 @@ TEST(b13_b23_a_rank_that_is_none_writes_nowhere)
             fail_msg("byte %" PRIu64 " behind the ranks was written", i - end);
     munmap((void *)(uintptr_t)bytes, size);
     close(fd);
-    kill(pid, SIGKILL);
-    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    waiter_kill(pid);
     assert_int_equal(join_alone(name, NULL), 0);
-    assert_int_equal(own_names(), 0);
 }
 
 /* A process that opens a file with a wrong bit gets an error by its deadline, and leaves the file
@@ -277,45 +241,30 @@ TEST(b13_b23_a_rank_that_is_none_writes_nowhere)
 TEST(p10_b14_b23_any_bit_of_what_a_file_is_for)
 {
     char name[64], path[128];
-    struct stat st;
     struct cox_group *group = NULL;
     const uint64_t size = cox_group_memory_size(2, 0);
-    path_of(path, test_unique_name(name));
-    pid_t pid = fork();
-    if (pid == 0) {
-        int r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
-                                                .name = name,
-                                                .rank_count = 2},
-                     &group, NULL);
-        if (r == 0)
-            r = cox_group_barrier(group, rank_group_patience(), NULL);
-        _exit(r);
-    }
-    AWAIT(stat(path, &st) >= 0);
+    pid_t pid = waiter_start(test_unique_name(name), path);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     struct cox_group_layout *layout = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     assert_true(layout != MAP_FAILED);
-    AWAIT(!(cox_group_holder_state(atomic_load(&layout->ranks[0].identity.holder)) !=
-            COX_GROUP_JOINED));
+    AWAIT(cox_group_holder_state(atomic_load(&layout->ranks[0].identity.holder)) ==
+          COX_GROUP_JOINED);
     uint8_t *made = (uint8_t *)&layout->wakeup.made;
-    const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
-                                              .name = name,
-                                              .rank = 1,
-                                              .rank_count = 2,
-                                              .deadline_ns = PASSED_NS};
+    const struct cox_group_options options = {
+        .name = name, .rank = 1, .rank_count = 2, .deadline_ns = PASSED_NS};
     for (size_t bit = 0; bit < 8 * offsetof(struct cox_group_layout_made, rank); bit++) {
         size_t byte = bit / 8;
         int expected = byte < offsetof(struct cox_group_layout_made, generation)   ? COX_DENIED
                        : byte < offsetof(struct cox_group_layout_made, rank_count) ? COX_TIMEOUT
                                                                                    : COX_CORRUPT;
         made[byte] ^= (uint8_t)(1u << bit % 8);
-        int r = cox_group_join(&options, &group, NULL);
+        int r = join(options, &group, NULL);
         made[byte] ^= (uint8_t)(1u << bit % 8);
         if (r != expected)
             fail_msg("bit %zu: %d, not %d", bit, r, expected);
     }
     layout->wakeup.made.rank = 2; /* there is no such rank */
-    assert_int_equal(cox_group_join(&options, &group, NULL), COX_CORRUPT);
+    assert_int_equal(join(options, &group, NULL), COX_CORRUPT);
     layout->wakeup.made.rank = 0;
     munmap(layout, size);
     close(fd);
@@ -325,7 +274,6 @@ TEST(p10_b14_b23_any_bit_of_what_a_file_is_for)
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
     cox_group_leave(group);
-    assert_int_equal(own_names(), 0);
 }
 
 /* A deadline that has passed: a single rank, or the last to come, joins; one that has to wait fails
@@ -334,34 +282,26 @@ TEST(k3_b2_a_deadline_that_has_passed)
 {
     char name[64];
     struct cox_group *group = NULL;
-    struct cox_group_options options = {.size = sizeof(struct cox_group_options),
-                                        .name = test_unique_name(name),
-                                        .rank_count = 1,
-                                        .deadline_ns = PASSED_NS};
+    struct cox_group_options options = {
+        .name = test_unique_name(name), .rank_count = 1, .deadline_ns = PASSED_NS};
     size_t fds = test_count_fds();
-    assert_int_equal(cox_group_join(&options, &group, NULL), 0);
+    assert_int_equal(join(options, &group, NULL), 0);
     assert_int_equal(cox_group_barrier(group, PASSED_NS, NULL), 0);
     group = cox_group_leave(group);
     options.rank_count = 4;
     options.rank = 1;
-    assert_int_equal(cox_group_join(&options, &group, test_err()), COX_TIMEOUT);
+    assert_int_equal(join(options, &group, test_err()), COX_TIMEOUT);
     assert_string_equal(test_error.text, "ranks 0, 2-3 did not join");
     assert_null(group);
     assert_int_equal(test_count_fds(), fds);
-    assert_int_equal(own_names(), 0);
 }
 
 static void twice_main(const struct forks_self *self)
 {
     _Atomic uint32_t *refused = self->context;
     struct cox_group *group = NULL;
-    int r =
-        join((struct cox_group_options){.size = sizeof(struct cox_group_options),
-                                        .name = self->name,
-                                        .rank = 0,
-                                        .rank_count = 2,
-                                        .deadline_ns = self->rank == 2 ? rank_group_patience() : 0},
-             &group, test_err());
+    int r = JOIN(&group, test_err(), .name = self->name, .rank = 0, .rank_count = 2,
+                 .deadline_ns = self->rank == 2 ? rank_group_patience() : 0);
     if (r == COX_TAKEN) {
         FORK_CHECK(strstr(test_error.text, "rank 0 is process"), "%s", test_error.text);
         atomic_store(refused, 1);
@@ -386,7 +326,6 @@ TEST(k26_a_rank_is_one_process)
     forks_start(&forks, 2, twice_main, refused);
     forks_add(&forks, 1, 2, partner_main, refused);
     forks_wait(&forks);
-    assert_int_equal(own_names(), 0);
 }
 
 static void life_main(const struct forks_self *self)
@@ -398,7 +337,6 @@ static void life_main(const struct forks_self *self)
     struct cox_group *group = NULL;
     bool first = self->rank == 0;
     struct cox_group_options options = {
-        .size = sizeof(struct cox_group_options),
         .name = self->name,
         .rank = first ? 0 : self->rank - 1,
         .rank_count = 2,
@@ -418,7 +356,6 @@ TEST(k3_b1_generations_do_not_mix)
     static uint32_t sizes[][2] = {{0, 0}, {4096, 8192}, {8192, 4096}};
     for (int i = 0; i < 6; i++) {
         forks_run(3, life_main, sizes[i % 3]);
-        assert_int_equal(own_names(), 0);
     }
 }
 
@@ -428,17 +365,14 @@ static void jobs_main(const struct forks_self *self)
     const uint32_t rank = self->rank % 4;
     const uint64_t generation = 1 + self->rank / 4;
     struct cox_group *group = NULL;
-    int r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
-                                            .name = self->name,
-                                            .rank = rank,
-                                            .rank_count = 4,
-                                            .generation = generation},
-                 &group, test_err());
+    int r = join(
+        (struct cox_group_options){
+            .name = self->name, .rank = rank, .rank_count = 4, .generation = generation},
+        &group, test_err());
     FORK_CHECK(r == 0, "generation %" PRIu64 ": %d %s", generation, r, test_error.text);
     const uint64_t own[2] = {generation, rank};
     uint64_t all[4][2];
-    r = cox_group_gather(group, own, sizeof own, all, rank_group_patience(), test_err());
-    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
+    FORK_OK(cox_group_gather(group, own, sizeof own, all, rank_group_patience(), test_err()));
     for (uint32_t i = 0; i < 4; i++)
         FORK_CHECK(all[i][0] == generation && all[i][1] == i,
                    "rank %" PRIu64 " of generation %" PRIu64, all[i][1], all[i][0]);
@@ -449,7 +383,6 @@ TEST(b1_k23_two_jobs_of_one_name_at_once)
 {
     for (int i = 0; i < 20; i++) {
         forks_run(8, jobs_main, NULL);
-        assert_int_equal(own_names(), 0);
     }
 }
 
@@ -531,7 +464,6 @@ TEST(k4_a_joined_rank_waits_for_the_one_that_removes_the_name)
     for (int i = 0; i < 2; i++)
         assert_int_equal(kill(forks.pids[i], SIGCONT), 0);
     forks_wait(&forks);
-    assert_int_equal(own_names(), 0);
 }
 
 /* ---- again and again ---- */
@@ -561,7 +493,7 @@ static void again_main(const struct forks_self *self)
         }
     }
     FORK_CHECK(test_count_fds() == fds, "%zu fds, now %zu", fds, test_count_fds());
-#ifndef IS_SANITIZED /* which keeps what was freed */
+#if !TEST_SANITIZED /* which keeps what was freed */
     FORK_CHECK(resident_kib() < kib + 1024, "%zu KiB, now %zu", kib, resident_kib());
 #else
     (void)kib;
@@ -572,14 +504,12 @@ TEST(k4_k21_b15_b53_ten_thousand_joins_leave_nothing)
 {
     size_t count = 10000;
     forks_run(2, again_main, &count);
-    assert_int_equal(own_names(), 0);
 }
 
 TEST(k3_k4_joins_of_more_ranks_again_and_again)
 {
     size_t count = 300;
     forks_run(5, again_main, &count);
-    assert_int_equal(own_names(), 0);
 }
 
 /* ---- memory that came another way ---- */
@@ -593,22 +523,18 @@ static void memory_main(const struct forks_self *self)
 {
     const struct memory *memory = self->context;
     const int fd = memory->fd;
-    const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
-                                              .fd = fd,
-                                              .fd_offset = memory->offset,
-                                              .rank = self->rank,
-                                              .rank_count = self->rank_count};
+    const struct cox_group_options options = {
+        .fd = fd, .fd_offset = memory->offset, .rank = self->rank, .rank_count = self->rank_count};
     struct cox_group *group = NULL;
     size_t fds = test_count_fds();
-    int r = join(options, &group, test_err());
-    FORK_CHECK(r == 0, "%d %s", r, test_error.text);
+    FORK_OK(join(options, &group, test_err()));
     for (int i = 0; i < 100; i++)
         rank_group_barrier(self, group);
     cox_group_leave(group);
     FORK_CHECK(test_count_fds() == fds && fcntl(fd, F_GETFD) >= 0, "the fd is lent");
     /* It was used, and serves no group again. */
     group = NULL;
-    r = join(options, &group, test_err());
+    int r = join(options, &group, test_err());
     FORK_CHECK(r == COX_PEER_DEAD && !group, "%d %s", r, test_error.text);
 }
 
@@ -625,36 +551,20 @@ TEST(b16_k28_memory_by_fd)
     struct cox_group *group = NULL;
     fd = memfd_create("group", MFD_CLOEXEC);
     assert_int_equal(ftruncate(fd, (off_t)size - 1), 0);
-    assert_refused(join((struct cox_group_options){.size = sizeof(struct cox_group_options),
-                                                   .fd = fd,
-                                                   .rank_count = 4},
-                        &group, test_err()),
-                   COX_INVALID, "need");
+    assert_refused(JOIN(&group, test_err(), .fd = fd, .rank_count = 4), COX_INVALID, "need");
     close(fd);
     int pipes[2];
     assert_int_equal(pipe2(pipes, O_CLOEXEC), 0);
-    assert_int_equal(join((struct cox_group_options){.size = sizeof(struct cox_group_options),
-                                                     .fd = pipes[0],
-                                                     .rank_count = 4},
-                          &group, NULL),
-                     COX_DENIED);
+    assert_int_equal(JOIN(&group, NULL, .fd = pipes[0], .rank_count = 4), COX_DENIED);
     close(pipes[0]);
-    assert_int_equal(join((struct cox_group_options){.size = sizeof(struct cox_group_options),
-                                                     .fd = pipes[0],
-                                                     .rank_count = 4},
-                          &group, NULL),
-                     -EBADF);
+    assert_int_equal(JOIN(&group, NULL, .fd = pipes[0], .rank_count = 4), -EBADF);
     close(pipes[1]);
 }
 
 static int join_at(int fd, uint64_t offset, struct cox_error *err)
 {
     struct cox_group *group = NULL;
-    int r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
-                                            .fd = fd,
-                                            .fd_offset = offset,
-                                            .rank_count = 1},
-                 &group, err);
+    int r = JOIN(&group, err, .fd = fd, .fd_offset = offset, .rank_count = 1);
     cox_group_leave(group);
     return r;
 }
@@ -702,20 +612,12 @@ TEST(b51_k26_no_space_is_reported_with_numbers)
     small = old;
     small.rlim_cur = 1 << 20;
     setrlimit(RLIMIT_FSIZE, &small);
-    int r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
-                                            .name = name,
-                                            .rank_count = 2,
-                                            .value_size = 8 << 20},
-                 &group, test_err());
+    int r = JOIN(&group, test_err(), .name = name, .rank_count = 2, .value_size = 8 << 20);
     setrlimit(RLIMIT_FSIZE, &old);
     assert_refused(r, COX_NO_SPACE, "1048576");
-    r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
-                                        .name = name,
-                                        .rank_count = COX_RANK_COUNT_MAX,
-                                        .value_size = COX_GROUP_VALUE_SIZE_MAX},
-             &group, test_err());
+    r = JOIN(&group, test_err(), .name = name, .rank_count = COX_RANK_COUNT_MAX,
+             .value_size = COX_GROUP_VALUE_SIZE_MAX);
     assert_int_equal(r, COX_NO_SPACE);
-    assert_int_equal(own_names(), 0);
 }
 
 /* ---- with few rights ---- */
@@ -733,30 +635,3 @@ RANKS_TEST(k25_any_user_with_the_usual_limits, COX_RANK_COUNT_MAX, NULL)
 }
 
 /* ---- alone ---- */
-
-TEST(k28_memory_and_sockets_alone)
-{
-    char name[64], object[80];
-    struct cox_region region = {0}, again = {0};
-    snprintf(object, sizeof object, "/%s", test_unique_name(name));
-    assert_int_equal(cox_region_create(&region, object, 8192, NULL), 0);
-    assert_int_equal(cox_region_attach(&again, object, 8192, COX_REGION_READ, NULL), 0);
-    ((char *)region.base)[8191] = 7;
-    assert_int_equal(((const char *)again.base)[8191], 7);
-    assert_int_equal(cox_region_unlink(object), 0);
-    assert_int_equal(cox_region_unlink(object), 0);
-    cox_region_detach(&again);
-    cox_region_detach(&region);
-    int fds[2], sent = memfd_create("sent", MFD_CLOEXEC), got = -1;
-    uint32_t count = 0;
-    char byte = 3;
-    assert_int_equal(cox_socket_pair(fds), 0);
-    assert_int_equal(cox_socket_send(fds[0], &byte, 1, &sent, 1, rank_group_patience()), 0);
-    byte = 0;
-    assert_ok(cox_socket_receive(fds[1], &byte, 1, &got, 1, &count, rank_group_patience()));
-    assert_true(byte == 3 && count == 1 && got > 2);
-    close(got);
-    close(sent);
-    close(fds[0]);
-    close(fds[1]);
-}
