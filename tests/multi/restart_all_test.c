@@ -1,21 +1,9 @@
 /*
- * All ranks of a group are started again, and ranks are killed by order: requirements P8, A23 and
- * A24.
+ * All ranks of a group are started again, and what a restart of one has in common with that; ranks
+ * are killed by order: requirements P8, A23 and A24.
  */
 #include "channel/base/peer.h"
 #include "testing.h"
-
-static void restart_all(struct test_group *g)
-{
-    assert_ok(
-        cox_executor_restart(test_group_executor(g), COX_RANK_ALL, test_patience(), test_err()));
-}
-
-static void kill_rank(struct test_group *g, uint32_t rank)
-{
-    assert_ok(cox_executor_kill(test_group_executor(g), rank, test_err()));
-    test_await_death(g, rank);
-}
 
 static uint64_t echo_sequence(struct test_group *g)
 {
@@ -34,14 +22,14 @@ TEST(p8_all_ranks_are_replaced)
             pids[rank] = test_pid(g, rank);
         test_expect_echo(g, "before");
         uint64_t sequence = echo_sequence(g);
-        restart_all(g);
+        test_restart_rank(g, COX_RANK_ALL);
         /* Numbers go on. */
         assert_int_equal(echo_sequence(g), sequence + 1);
         for (uint32_t rank = 0; rank < n; rank++) {
             assert_int_not_equal(test_pid(g, rank), pids[rank]);
             assert_int_equal(test_served(g, rank), 2);
         }
-        restart_all(g);
+        test_restart_rank(g, COX_RANK_ALL);
         test_expect_echo(g, "after");
     }
 }
@@ -55,7 +43,7 @@ TEST(a24_what_is_in_flight_ends_by_a_death)
             assert_int_equal(test_submit(g, &test_all, "block %s", test_pipe_path(pipe)), 0);
         for (uint32_t rank = 0; rank < n; rank++)
             test_await_lines(g, (int)rank, "blocked", 1);
-        restart_all(g);
+        test_restart_rank(g, COX_RANK_ALL);
         /* Their completions were handed over before the first new process was started. */
         assert_int_equal(test_completion_count(g), 4);
         for (size_t k = 0; k < 4; k++)
@@ -71,8 +59,8 @@ GROUP_TEST(p3_p8_with_a_stopped_and_a_dead_one, 4)
 {
     pid_t stopped = test_pid(g, 2);
     test_stop_process(stopped);
-    kill_rank(g, 1);
-    restart_all(g);
+    test_kill_rank(g, 1);
+    test_restart_rank(g, COX_RANK_ALL);
     assert_int_not_equal(test_pid(g, 2), stopped);
     test_expect_echo(g, "all four");
 }
@@ -92,9 +80,7 @@ TEST(p3_p8_a_stopped_rank_is_killed)
     snprintf(line, sizeof line, "%s \"$@\"; exit $?", test_worker_program());
     const char *const wrapped[] = {"sh", "-c", line, "worker", NULL};
     for (int w = 0; w < 2; w++) {
-        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .workers.command = w ? wrapped : NULL};
-        OWN_GROUP *g = test_group_start(2, w ? &options : NULL);
+        OWN_GROUP *g = test_group_start(2, START_WITH(.workers.command = w ? wrapped : NULL));
         struct cox_executor *executor = test_group_executor(g);
         struct cox_executor_status status;
         struct cox_rank_status ranks[2];
@@ -112,80 +98,123 @@ TEST(p3_p8_a_stopped_rank_is_killed)
         assert_int_equal(test_call_how(g, NULL, &first, "echo alone"), 0);
         assert_refused(cox_executor_kill(executor, 2, test_err()), COX_INVALID,
                        "there is no rank 2");
-        assert_ok(cox_executor_restart(executor, 1, test_patience(), test_err()));
+        test_restart_rank(g, 1);
         test_expect_echo(g, "both");
     }
 }
 
-/* New processes that die on their way: the group is dead and can be tried again. */
-TEST(p8_some_die_half_way_and_all_are_tried_again)
+/* ---- one rank, or all of them ---- */
+
+static const uint32_t targets[] = {1, COX_RANK_ALL};
+
+/* With a rank to start again. mode: what the ranks do in the incarnations behind it. */
+static struct test_group *start_for(uint32_t target, const char *mode, const char *second)
 {
-    const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
-    OWN_GROUP *g = test_group_start(3, START_WITH(.workers.command = fragile));
-    for (int k = 0; k < 2; k++) {
-        assert_refused(
-            cox_executor_restart(test_group_executor(g), COX_RANK_ALL, test_patience(), test_err()),
-            COX_PEER_DEAD, "was killed by signal 9");
-        assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);
+    const char *const command[] = {test_worker_program(), mode, "2", second, NULL};
+    struct test_group *g = test_group_start(2, START_WITH(.workers.command = command));
+    if (target != COX_RANK_ALL)
+        test_kill_rank(g, target);
+    return g;
+}
+
+/* What is not restarted serves. */
+static void expect_half(struct test_group *g, uint32_t target)
+{
+    const struct test_how living = {.gather = COX_GATHER_ALL, .ranks = 1};
+    assert_int_equal(test_call(g, NULL, "echo both"), COX_PEER_DEAD);
+    assert_int_equal(test_call_how(g, NULL, &living, "echo alone"),
+                     target == COX_RANK_ALL ? COX_PEER_DEAD : 0);
+}
+
+/* New processes that die on their way: the group is as before and can be tried again. */
+TEST(p8_those_that_die_half_way_are_started_again)
+{
+    for (int i = 0; i < 2; i++) {
+        OWN_GROUP *g = start_for(targets[i], "dies", "3");
+        for (int k = 0; k < 2; k++) {
+            assert_refused(cox_executor_restart(test_group_executor(g), targets[i], test_patience(),
+                                                test_err()),
+                           COX_PEER_DEAD, "killed by signal 9");
+            if (i == 0)
+                assert_contains(test_error.text, "rank 1 ");
+            expect_half(g, targets[i]);
+        }
+        test_restart_rank(g, targets[i]);
+        test_expect_echo(g, "both");
     }
-    restart_all(g);
-    test_expect_echo(g, "all");
 }
 
 TEST(p8_b2_those_that_never_attach)
 {
-    const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
-    OWN_GROUP *g = test_group_start(2, START_WITH(.workers.command = slow));
-    struct cox_executor *executor = test_group_executor(g);
-    struct cox_executor_status status;
-    struct cox_rank_status ranks[2] = {{0}};
-    /* On a machine that is busy enough they are not even started by then. */
-    for (uint64_t ms = 500; ranks[1].incarnation != 2; ms *= 4) {
-        assert_int_equal(
-            cox_executor_restart(executor, COX_RANK_ALL, cox_deadline_after_ms(ms), test_err()),
-            COX_TIMEOUT);
-        assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);
-        cox_executor_read_status(executor, &status, ranks);
+    for (int i = 0; i < 2; i++) {
+        OWN_GROUP *g = start_for(targets[i], "sleeps", NULL);
+        struct cox_executor_status status;
+        struct cox_rank_status ranks[2] = {{0}};
+        /* On a machine that is busy enough they are not even started by then. */
+        for (uint64_t ms = 500; ranks[1].incarnation != 2; ms *= 4) {
+            assert_int_equal(cox_executor_restart(test_group_executor(g), targets[i],
+                                                  cox_deadline_after_ms(ms), test_err()),
+                             COX_TIMEOUT);
+            expect_half(g, targets[i]);
+            cox_executor_read_status(test_group_executor(g), &status, ranks);
+        }
+        assert_contains(test_error.text, "did not attach in time");
+        test_restart_rank(g, targets[i]);
+        test_expect_echo(g, "both");
     }
-    restart_all(g);
-    test_expect_echo(g, "all");
 }
 
 /* ---- beside others ---- */
 
 struct restarter {
     struct cox_executor *executor;
+    uint32_t target;
     int status;
-    struct cox_error err;
 };
 
 static void *restarter_main(void *argument)
 {
     struct restarter *restarter = argument;
     restarter->status =
-        cox_executor_restart(restarter->executor, COX_RANK_ALL, test_patience(), &restarter->err);
+        cox_executor_restart(restarter->executor, restarter->target, test_patience(), NULL);
     return NULL;
+}
+
+GROUP_TEST(p8_two_ranks_at_once, 4)
+{
+    for (int k = 0; k < 5; k++) {
+        struct restarter restarters[2] = {{executor, 1, 0}, {executor, 3, 0}};
+        pthread_t threads[2];
+        for (int i = 0; i < 2; i++)
+            test_kill_rank(g, restarters[i].target);
+        for (int i = 0; i < 2; i++)
+            threads[i] = test_thread(restarter_main, &restarters[i]);
+        for (int i = 0; i < 2; i++) {
+            pthread_join(threads[i], NULL);
+            assert_int_equal(restarters[i].status, 0);
+        }
+        test_expect_echo(g, "all four");
+    }
 }
 
 TEST(m15_a_stop_ends_it)
 {
-    const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
-    OWN_GROUP *g = test_group_start(2, START_WITH(.workers.command = slow));
-    struct restarter restarter = {.executor = test_group_executor(g)};
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, restarter_main, &restarter), 0);
-    test_await_lines(g, 1, "sleeps as told", 1);
-    /* One at a time. */
-    assert_int_equal(
-        cox_executor_restart(restarter.executor, COX_RANK_ALL, test_patience(), test_err()),
-        COX_BUSY);
-    assert_int_equal(cox_executor_restart(restarter.executor, 0, test_patience(), test_err()),
-                     COX_BUSY);
-    cox_executor_stop(restarter.executor);
-    pthread_join(thread, NULL);
-    assert_int_equal(restarter.status, COX_CLOSED);
-    assert_int_equal(cox_executor_restart(restarter.executor, COX_RANK_ALL, test_patience(), NULL),
-                     COX_CLOSED);
+    for (int i = 0; i < 2; i++) {
+        OWN_GROUP *g = start_for(targets[i], "sleeps", NULL);
+        struct cox_executor *executor = test_group_executor(g);
+        struct restarter restarter = {executor, targets[i], 0};
+        pthread_t thread = test_thread(restarter_main, &restarter);
+        test_await_lines(g, 1, "sleeps as told", 1);
+        /* One at a time. */
+        assert_int_equal(cox_executor_restart(executor, COX_RANK_ALL, test_patience(), NULL),
+                         COX_BUSY);
+        assert_int_equal(cox_executor_restart(executor, 1, test_patience(), NULL), COX_BUSY);
+        cox_executor_stop(executor);
+        pthread_join(thread, NULL);
+        assert_int_equal(restarter.status, COX_CLOSED);
+        assert_int_equal(cox_executor_restart(executor, targets[i], test_patience(), NULL),
+                         COX_CLOSED);
+    }
 }
 
 struct caller {
@@ -222,9 +251,9 @@ GROUP_TEST(a24_p7_nothing_grows_under_load, 4)
     size_t fds = 0;
     const char *name = cox_executor_name(test_group_executor(g));
     for (int i = 0; i < 2; i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, caller_main, &callers[i]), 0);
+        threads[i] = test_thread(caller_main, &callers[i]);
     for (int k = 0; k < 20; k++) {
-        restart_all(g);
+        test_restart_rank(g, COX_RANK_ALL);
         assert_int_equal(test_count_names(name), 0);
         if (k == 2) {
             test_await_socket(g);
@@ -240,7 +269,6 @@ GROUP_TEST(a24_p7_nothing_grows_under_load, 4)
         assert_true(atomic_load(&callers[i].good) > 0);
     }
     AWAIT(test_count_fds() <= fds);
-    assert_true(test_count_fds() <= fds);
     test_expect_echo(g, "at last");
 }
 
@@ -279,12 +307,9 @@ TEST(a23_the_old_one_is_drained_before_the_new_one_is_started)
         assert_ok(cox_executor_submit_opaque(
             drain.executor, "echo x", 6,
             SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = test_patience()), NULL, NULL));
-        kill_rank(g, 1);
+        test_kill_rank(g, 1);
         AWAIT(atomic_load(&drain.entered));
-        if (all)
-            restart_all(g);
-        else
-            assert_int_equal(cox_executor_restart(drain.executor, 1, test_patience(), NULL), 0);
+        test_restart_rank(g, all ? COX_RANK_ALL : 1);
         assert_int_equal(atomic_load(&drain.status), COX_PEER_DEAD);
         assert_false(atomic_load(&drain.early));
     }
@@ -312,28 +337,20 @@ TEST(a23_the_log_names_old_and_new_process)
 {
     struct log log = {.lock = PTHREAD_MUTEX_INITIALIZER};
     OWN_GROUP *g = test_group_start(2, START_WITH(.hooks.log = {log_keep, &log}));
-    pid_t pids[3][2];
+    pid_t before[2] = {test_pid(g, 0), test_pid(g, 1)};
     char line[160];
-    for (uint32_t life = 0; life < 3; life++) {
-        if (life == 1) {
-            kill_rank(g, 1);
-            assert_ok(cox_executor_restart(test_group_executor(g), 1, test_patience(), NULL));
+    for (int life = 0; life < 2; life++) {
+        if (life == 0)
+            test_kill_rank(g, 1);
+        test_restart_rank(g, life == 0 ? 1 : COX_RANK_ALL);
+        for (int rank = life == 0; rank < 2; rank++) {
+            const int incarnation = life + rank;
+            snprintf(line, sizeof line,
+                     "6 rank %d: process %d (incarnation %d) is replaced by process %d "
+                     "(incarnation %d)\n",
+                     rank, before[rank], incarnation, test_pid(g, (uint32_t)rank), incarnation + 1);
+            assert_contains(log.text, line);
+            before[rank] = test_pid(g, (uint32_t)rank);
         }
-        if (life == 2)
-            restart_all(g);
-        pids[life][0] = test_pid(g, 0);
-        pids[life][1] = test_pid(g, 1);
     }
-    snprintf(line, sizeof line,
-             "6 rank 1: process %d (incarnation 1) is replaced by process %d (incarnation 2)\n",
-             pids[0][1], pids[1][1]);
-    assert_contains(log.text, line);
-    snprintf(line, sizeof line,
-             "6 rank 1: process %d (incarnation 2) is replaced by process %d (incarnation 3)\n",
-             pids[1][1], pids[2][1]);
-    assert_contains(log.text, line);
-    snprintf(line, sizeof line,
-             "6 rank 0: process %d (incarnation 1) is replaced by process %d (incarnation 2)\n",
-             pids[0][0], pids[2][0]);
-    assert_contains(log.text, line);
 }
