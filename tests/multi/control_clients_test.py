@@ -473,6 +473,29 @@ def test_connections_have_a_bound_and_status_has_its_place():
 
 
 @test
+def test_b21_a_process_with_one_connection_keeps_it_when_another_hoards():
+    with Group(1) as group, Stranger(group.socket_path) as modest:
+        modest.send(STATUS)
+        modest.reply()
+        child = os.fork()
+        if child == 0:
+            try:
+                hoard = []
+                for _ in range(64):
+                    hoard.append(Stranger(group.socket_path))
+                    hoard[-1].send(STATUS)
+                    hoard[-1].reply()  # its thread runs: one that has not begun is not known to be quiet
+                os._exit(0)
+            finally:
+                os._exit(1)
+        check(os.waitpid(child, 0)[1] == 0, "it got no further connection")
+        modest.send(STATUS)
+        number, _ = modest.reply()
+        check(number == 1, "it was closed: %d" % number)
+        expect(group.stop(), 0)
+
+
+@test
 def test_b21_an_idle_client_with_prompts_is_closed_for_others():
     with Group(1) as group:
         clients = [Stranger(group.socket_path) for _ in range(24)]

@@ -13,7 +13,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import harness  # pylint: disable=wrong-import-position
-from groups import Group, Stranger, complete  # pylint: disable=wrong-import-position
+from groups import RESTART, Group, Stranger, complete  # pylint: disable=wrong-import-position
 # pylint: disable-next=wrong-import-position
 from harness import (MODEL, SEALED, TIMEOUT, check, expect, finish, program, run, skip, start, sums,
                      test, wait_until)
@@ -230,6 +230,23 @@ def test_p10_last_words_of_odd_bytes_are_text_for_people_and_programs():
 
 
 @test
+def test_p3_status_reports_what_became_of_a_rank_that_was_replaced():
+    command = ["--", "sh", "-c", "echo blocked; exec $0", program("scripted_worker")]
+    with Group(2, RESTART, command) as group:
+        check("wrote last" not in expect(run(["status"]), 0).out, "last words of a rank that lives")
+        os.kill(group.pids[1], signal.SIGKILL)
+        wait_until(lambda: "incarnation 2 alive" in run(["status"]).out, "a replacement")
+        result = expect(run(["status"]), 0)
+        check(re.search(r"; deaths 1, restarts 1\n  last error, .* ago: rank 1 \(pid %d\) was killed by signal 9 \(Killed\)\n"
+                        r"  the process before it wrote last:\n  \| blocked\n" % group.pids[1], result.out), "not told", result)
+        status = group.status()
+        for told in (status, status["ranks"][1]):
+            check((told["deaths"], told["restarts"]) == (1, 1), "not counted: %s" % told)
+        check(status["ranks"][1]["last_lines"] == "blocked" and not status["legacy"], "wrong: %s" % status)
+        expect(group.stop(), 0)
+
+
+@test
 def test_p3_a_group_that_loads_its_model_answers_every_command():
     name = harness.fresh_name("loads")
     process = start(["run", "-n", "2", "--name", name, "--model", "endless", "--",
@@ -440,31 +457,45 @@ def test_a_socket_by_its_name_has_to_be_there():
         check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "the group is harmed")
 
 
-@test
-def test_p5_a_group_that_serves_and_has_nothing_to_do_sleeps():
+def goes_to_sleep(pid):
+    """Until nothing moves for ten looks in a row; polling of any kind would move something for ever."""
     if harness.program_has("coxswain", b"__tsan_init"):
         skip("ThreadSanitizer has a thread of its own, which never sleeps for long")
+
+    def used():
+        total = {"cpu": int(100 * time.clock_gettime(~pid << 3 | 2))}
+        for task in os.listdir("/proc/%d/task" % pid):
+            with open("/proc/%d/task/%s/status" % (pid, task), encoding="ascii") as file:
+                total[task] = int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", file.read(), re.M)[1])
+        return total
+    quiet = 0
+    before = used()
+    end = time.monotonic() + TIMEOUT
+    while quiet < 10:
+        check(time.monotonic() < end, "it never sleeps")
+        time.sleep(0.1)  # the time that nothing happens in is what is looked at
+        now = used()
+        quiet = quiet + 1 if now == before else 0
+        before = now
+
+
+@test
+def test_p5_a_group_that_serves_and_has_nothing_to_do_sleeps():
     with Group(1) as group:
         with Stranger(group.socket_path) as stranger:
             stranger.send(complete([(1, [1, 5, 10, 13, 8, 11, 14])]))
             stranger.reply()
+            goes_to_sleep(group.process.pid)
+        expect(group.stop(), 0)
 
-            def switches():
-                total = {}
-                for task in os.listdir("/proc/%d/task" % group.process.pid):
-                    with open("/proc/%d/task/%s/status" % (group.process.pid, task), encoding="ascii") as file:
-                        total[task] = int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", file.read(), re.M)[1])
-                return total
-            # Until nothing moves for ten looks in a row; polling of any kind would move something for ever.
-            quiet = 0
-            before = switches()
-            end = time.monotonic() + TIMEOUT
-            while quiet < 10:
-                check(time.monotonic() < end, "it never sleeps")
-                time.sleep(0.1)  # the time that nothing happens in is what is looked at
-                now = switches()
-                quiet = quiet + 1 if now == before else 0
-                before = now
+
+@test
+def test_p5_a_group_with_a_dead_rank_and_one_that_has_closed_its_output_sleeps():
+    script = '[ $COXSWAIN_RANK = 1 ] && exec "$0" >/dev/null 2>&1; exec "$0"'
+    with Group(3, ["--on-death", "wait"], ["--", "sh", "-c", script, program("scripted_worker")]) as group:
+        os.kill(group.pids[0], signal.SIGKILL)
+        wait_until(lambda: group.status()["deaths"] == 1, "a death")
+        goes_to_sleep(group.process.pid)
         expect(group.stop(), 0)
 
 

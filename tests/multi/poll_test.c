@@ -14,6 +14,10 @@ static struct test_group *start(uint32_t rank_count)
                             START_WITH(.collect = true, .depth = DEPTH, .times.finalize_ms = 300));
 }
 
+/* What was collected last. */
+static struct cox_completion completions[DEPTH];
+static uint32_t count;
+
 static int executor_fd(struct test_group *g)
 {
     int fd = -1;
@@ -24,11 +28,9 @@ static int executor_fd(struct test_group *g)
 
 static int submit(struct test_group *g, const char *text, uint64_t deadline_ns)
 {
-    const struct cox_submit_options options = {
-        .size = sizeof options, .gather = COX_GATHER_ALL, .deadline_ns = deadline_ns};
-    uint64_t sequence;
-    return cox_executor_submit_opaque(test_group_executor(g), text, strlen(text), &options,
-                                      &sequence, NULL);
+    return cox_executor_submit_opaque(
+        test_group_executor(g), text, strlen(text),
+        SUBMIT_WITH(.gather = COX_GATHER_ALL, .deadline_ns = deadline_ns), NULL, NULL);
 }
 
 /* After a request that ended early, some ranks may still have to reply to it. */
@@ -40,16 +42,14 @@ static void submit_persist(struct test_group *g, const char *text, uint64_t dead
     assert_int_equal(r, 0);
 }
 
-static int collect_now(struct test_group *g, struct cox_completion *completions,
-                       uint32_t *ret_count)
+static int collect_now(struct test_group *g)
 {
-    return cox_executor_completions(test_group_executor(g), EXECUTE, completions, DEPTH, 0,
-                                    ret_count, NULL);
+    return cox_executor_completions(test_group_executor(g), EXECUTE, completions, DEPTH, 0, &count,
+                                    NULL);
 }
 
 /* Returns how often the fd was readable for nothing until there was a completion. */
-static unsigned poll_and_collect(struct test_group *g, int fd, struct cox_completion *completions,
-                                 uint32_t *ret_count)
+static unsigned poll_and_collect(struct test_group *g, int fd)
 {
     struct pollfd polled = {.fd = fd, .events = POLLIN};
     for (unsigned nothing = 0;; nothing++) {
@@ -58,7 +58,7 @@ static unsigned poll_and_collect(struct test_group *g, int fd, struct cox_comple
             assert_int_equal(errno, EINTR);
         assert_int_equal(ready, 1);
         assert_int_equal(polled.revents, POLLIN);
-        int r = collect_now(g, completions, ret_count);
+        int r = collect_now(g);
         if (r == 0)
             return nothing;
         assert_int_equal(r, COX_TIMEOUT);
@@ -75,27 +75,32 @@ static bool is_readable(int fd)
 static uint64_t notified(struct test_group *g, uint32_t rank)
 {
     char path[64], line[128];
-    unsigned long long count = UINT64_MAX;
+    unsigned long long notices = UINT64_MAX;
     snprintf(path, sizeof path, "/proc/self/fdinfo/%d", test_group_executor(g)->notify_fds[rank]);
     FILE *file = fopen(path, "r");
     assert_non_null(file);
     while (fgets(line, sizeof line, file))
-        sscanf(line, "eventfd-count: %llx", &count);
+        sscanf(line, "eventfd-count: %llx", &notices);
     fclose(file);
-    assert_true(count != UINT64_MAX);
-    return count;
+    assert_true(notices != UINT64_MAX);
+    return notices;
+}
+
+static const char *block_on(const struct test_pipe *pipe)
+{
+    static char text[256];
+    snprintf(text, sizeof text, "block %s", test_pipe_path(pipe));
+    return text;
 }
 
 /* ---- requests ---- */
 
 TEST(p4_an_event_loop_gets_every_completion)
 {
-    static const uint32_t counts[] = {1, 2, 4, 8};
-    for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
-        OWN_GROUP *g = start(counts[n]);
+    for (uint32_t n = 1; n <= 8; n *= 2) {
+        OWN_GROUP *g = start(n);
         const int fd = executor_fd(g);
-        struct cox_completion completions[DEPTH];
-        uint32_t count, sent = 0, seen = 0;
+        uint32_t sent = 0, seen = 0;
         uint64_t nothing = 0;
         while (seen < 200) {
             char text[32];
@@ -104,17 +109,17 @@ TEST(p4_an_event_loop_gets_every_completion)
                 if (submit(g, text, test_patience()))
                     break;
             }
-            nothing += poll_and_collect(g, fd, completions, &count);
+            nothing += poll_and_collect(g, fd);
             for (uint32_t i = 0; i < count; i++, seen++) {
                 snprintf(text, sizeof text, "%u", seen);
                 assert_int_equal(completions[i].status, 0);
-                for (uint32_t rank = 0; rank < counts[n]; rank++) {
+                for (uint32_t rank = 0; rank < n; rank++) {
                     assert_int_equal(completions[i].ranks[rank].size, strlen(text));
                     assert_memory_equal(completions[i].ranks[rank].bytes, text, strlen(text));
                 }
             }
         }
-        print_message("# %u ranks: readable for nothing %llu times in 200 requests\n", counts[n],
+        print_message("# %u ranks: readable for nothing %llu times in 200 requests\n", n,
                       (unsigned long long)nothing);
     }
 }
@@ -122,18 +127,16 @@ TEST(p4_an_event_loop_gets_every_completion)
 TEST(p4_replies_before_the_first_call_are_collected)
 {
     OWN_GROUP *g = start(2);
-    struct cox_completion completions[DEPTH];
-    uint32_t count;
     /* A group that did not ask for the fd: its ranks make no call more. */
     test_expect_echo(g, "x");
     assert_int_equal(notified(g, 0) + notified(g, 1), 0);
     assert_int_equal(submit(g, "echo y", test_patience()), 0);
-    poll_and_collect(g, executor_fd(g), completions, &count);
+    poll_and_collect(g, executor_fd(g));
     assert_int_equal(count, 1);
     assert_int_equal(completions[0].ranks[1].size, 1);
 
     assert_int_equal(submit(g, "echo z", test_patience()), 0);
-    poll_and_collect(g, executor_fd(g), completions, &count);
+    poll_and_collect(g, executor_fd(g));
     /* A rank notifies after its reply, which may be gathered before. */
     AWAIT(notified(g, 0) + notified(g, 1) != 0);
 }
@@ -142,8 +145,7 @@ TEST(p4_what_is_not_collected_keeps_the_fd_readable)
 {
     OWN_GROUP *g = start(2);
     const int fd = executor_fd(g);
-    struct cox_completion completions[DEPTH];
-    uint32_t count, seen = 0;
+    uint32_t seen = 0;
     for (int i = 0; i < DEPTH - 1; i++)
         assert_int_equal(submit(g, "echo x", test_patience()), 0);
     /* They all end in here, and one is taken. */
@@ -152,34 +154,31 @@ TEST(p4_what_is_not_collected_keeps_the_fd_readable)
         cox_executor_completions(test_group_executor(g), EXECUTE, completions, 1, 0, &count, NULL));
     for (seen = 1; seen < DEPTH - 1; seen += count) {
         assert_true(is_readable(fd));
-        assert_int_equal(collect_now(g, completions, &count), 0);
+        assert_int_equal(collect_now(g), 0);
     }
     assert_int_equal(seen, DEPTH - 1);
 }
 
 /* ---- what else ends a request ---- */
 
-TEST(m4_deadlines_and_deaths_make_the_fd_readable)
+TEST(a26_m4_deadlines_and_deaths_make_the_fd_readable)
 {
     OWN_GROUP *g = start(4);
     const int fd = executor_fd(g);
-    struct cox_completion completions[DEPTH];
-    uint32_t count;
     struct test_pipe *pipe = test_pipe_new();
-    char text[256];
-    snprintf(text, sizeof text, "block %s", test_pipe_path(pipe));
+    const char *text = block_on(pipe);
     assert_int_equal(submit(g, text, cox_deadline_after_ms(80)), 0);
-    poll_and_collect(g, fd, completions, &count);
+    poll_and_collect(g, fd);
     assert_int_equal(completions[0].status, COX_TIMEOUT);
     test_pipe_release(pipe, 4);
 
     submit_persist(g, "each echo x|fail 7 no|echo x|echo x", test_patience());
-    poll_and_collect(g, fd, completions, &count);
+    poll_and_collect(g, fd);
     assert_int_equal(completions[0].status, COX_REJECTED);
 
     submit_persist(g, text, test_patience());
     kill(cox_executor_pid(test_group_executor(g), 2), SIGKILL);
-    poll_and_collect(g, fd, completions, &count);
+    poll_and_collect(g, fd);
     assert_int_equal(completions[0].status, COX_PEER_DEAD);
     assert_int_equal(completions[0].ranks[2].signal, SIGKILL);
     test_pipe_release(pipe, 3);
@@ -189,19 +188,16 @@ TEST(m4_a_deadline_before_that_of_an_earlier_request_is_kept)
 {
     OWN_GROUP *g = start(2);
     const int fd = executor_fd(g);
-    struct cox_completion completions[DEPTH];
-    uint32_t count;
     struct test_pipe *pipe = test_pipe_new();
-    char text[256];
-    snprintf(text, sizeof text, "block %s", test_pipe_path(pipe));
+    const char *text = block_on(pipe);
     assert_int_equal(submit(g, text, test_patience()), 0);
     assert_int_equal(submit(g, "echo x", cox_deadline_after_ms(10)), 0);
-    poll_and_collect(g, fd, completions, &count);
+    poll_and_collect(g, fd);
     assert_int_equal(count, 1);
     assert_int_equal(completions[0].sequence, 2);
     assert_int_equal(completions[0].status, COX_TIMEOUT);
     test_pipe_release(pipe, 2);
-    poll_and_collect(g, fd, completions, &count);
+    poll_and_collect(g, fd);
     assert_int_equal(completions[0].sequence, 1);
     assert_int_equal(completions[0].status, 0);
 }
@@ -210,12 +206,8 @@ TEST(m13_a_replaced_rank_notifies_as_the_one_before)
 {
     OWN_GROUP *g = start(2);
     const int fd = executor_fd(g);
-    struct cox_executor *executor = test_group_executor(g);
-    struct cox_completion completions[DEPTH];
-    uint32_t count;
-    kill(cox_executor_pid(executor, 1), SIGKILL);
-    test_await_death(g, 1);
-    assert_ok(cox_executor_restart(executor, 1, test_patience(), test_err()));
+    test_kill_rank(g, 1);
+    test_restart_rank(g, 1);
     const uint64_t before = notified(g, 1);
     /* In a sealed group the last one notifies: it has to be rank 1 once. */
     for (int i = 0; i < 200 && (i == 0 || notified(g, 1) == before); i++) {
@@ -224,7 +216,7 @@ TEST(m13_a_replaced_rank_notifies_as_the_one_before)
         snprintf(text, sizeof text, "each echo x|block %s", test_pipe_path(pipe));
         submit_persist(g, text, test_patience());
         test_pipe_release(pipe, 1);
-        poll_and_collect(g, fd, completions, &count);
+        poll_and_collect(g, fd);
         assert_int_equal(completions[0].status, 0);
     }
     assert_true(notified(g, 1) > before);
@@ -236,11 +228,9 @@ TEST(s4_a_second_completion_makes_the_fd_readable)
 {
     OWN_GROUP *g = start(2);
     struct test_pipe *pipe = test_pipe_new();
-    struct cox_completion completions[DEPTH];
     struct cox_submit_options options = {
         .size = sizeof options, .gather = COX_GATHER_ALL, .report_late = true};
     char text[256];
-    uint32_t count;
     uint64_t sequence;
     const int fd = executor_fd(g);
     snprintf(text, sizeof text, "only 1 block %s", test_pipe_path(pipe));
@@ -248,11 +238,11 @@ TEST(s4_a_second_completion_makes_the_fd_readable)
         options.deadline_ns = cox_deadline_after_ms(20);
     while (cox_executor_submit_opaque(test_group_executor(g), text, strlen(text), &options,
                                       &sequence, NULL) == COX_TIMEOUT);
-    poll_and_collect(g, fd, completions, &count);
+    poll_and_collect(g, fd);
     assert_int_equal(completions[0].status, COX_TIMEOUT);
     assert_int_equal(completions[0].ranks[1].outcome, COX_OUTCOME_LATE);
     test_pipe_release(pipe, 1);
-    poll_and_collect(g, fd, completions, &count);
+    poll_and_collect(g, fd);
     assert_int_equal(count, 1);
     assert_int_equal(completions[0].status, COX_LATE);
     assert_int_equal(completions[0].sequence, sequence);
@@ -263,18 +253,16 @@ TEST(p6_an_idle_group_is_silent)
 {
     OWN_GROUP *g = start(2);
     const int fd = executor_fd(g);
-    struct cox_completion completions[DEPTH];
-    uint32_t count;
     for (int i = 0; i < 10; i++) {
         submit_persist(g, "echo x", test_patience());
-        poll_and_collect(g, fd, completions, &count);
+        poll_and_collect(g, fd);
     }
     /* The timer of the last request, and in a named group a reply that was seen before its rank had
      * notified. After that, nothing until the test's own patience for silence ends. */
     unsigned readable = 0;
     struct pollfd polled = {.fd = fd, .events = POLLIN};
     while (poll(&polled, 1, 300) == 1) {
-        assert_int_equal(collect_now(g, completions, &count), COX_TIMEOUT);
+        assert_int_equal(collect_now(g), COX_TIMEOUT);
         readable++;
         assert_true(readable <= 4);
     }
@@ -285,15 +273,14 @@ TEST(p4_it_works_in_an_epoll_of_the_host)
     OWN_GROUP *g = start(2);
     const int fd = executor_fd(g), loop = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
-    struct cox_completion completions[DEPTH];
-    uint32_t count, seen = 0;
+    uint32_t seen = 0;
     assert_true(loop >= 0);
     assert_int_equal(epoll_ctl(loop, EPOLL_CTL_ADD, fd, &event), 0);
     for (int i = 0; i < 50; i++, seen += count) {
         submit_persist(g, "echo x", test_patience());
         do
             assert_int_equal(epoll_wait(loop, &event, 1, TEST_PATIENCE_MS), 1);
-        while (collect_now(g, completions, &count) != 0);
+        while (collect_now(g) != 0);
     }
     assert_int_equal(seen, 50);
     close(loop);
@@ -305,19 +292,14 @@ TEST(p4_it_works_in_an_epoll_of_the_host)
 
 struct caller {
     struct test_group *group;
-    atomic_bool done;
     int failed;
 };
 
 static void *call(void *context)
 {
     struct caller *caller = context;
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .gather = COX_GATHER_RANK0,
-                                               .deadline_ns = test_patience()};
     for (int i = 0; i < CALLS; i++)
-        caller->failed += cox_executor_call_opaque(test_group_executor(caller->group), "echo c", 6,
-                                                   &options, NULL, NULL, NULL) != 0;
+        caller->failed += test_call(caller->group, NULL, "echo c") != 0;
     return NULL;
 }
 
@@ -326,10 +308,8 @@ TEST(p4_calls_of_other_threads_take_nothing_from_the_loop)
 {
     struct caller caller = {.group = start(2)};
     const int fd = executor_fd(caller.group);
-    struct cox_completion completions[DEPTH];
-    pthread_t thread;
-    uint32_t count, sent = 0, seen = 0;
-    assert_int_equal(pthread_create(&thread, NULL, call, &caller), 0);
+    uint32_t sent = 0, seen = 0;
+    pthread_t thread = test_thread(call, &caller);
     while (seen < CALLS) {
         while (sent < CALLS && submit(caller.group, "echo s", test_patience()) == 0)
             sent++;
@@ -337,7 +317,7 @@ TEST(p4_calls_of_other_threads_take_nothing_from_the_loop)
             sched_yield();
             continue;
         }
-        poll_and_collect(caller.group, fd, completions, &count);
+        poll_and_collect(caller.group, fd);
         for (uint32_t i = 0; i < count; i++)
             assert_int_equal(completions[i].status, 0);
         seen += count;
@@ -358,18 +338,14 @@ TEST(p4_a_stop_is_reported)
     OWN_GROUP *g = start(2);
     const int fd = executor_fd(g);
     struct pollfd polled = {.fd = fd, .events = POLLIN};
-    struct cox_completion completions[DEPTH];
     struct test_pipe *pipe = test_pipe_new();
-    pthread_t thread;
-    char text[256];
-    uint32_t count, closed = 0;
+    uint32_t closed = 0;
     int r = COX_TIMEOUT;
-    snprintf(text, sizeof text, "block %s", test_pipe_path(pipe));
-    assert_int_equal(submit(g, text, COX_DEADLINE_NEVER), 0);
-    assert_int_equal(pthread_create(&thread, NULL, stop, test_group_executor(g)), 0);
+    assert_int_equal(submit(g, block_on(pipe), COX_DEADLINE_NEVER), 0);
+    pthread_t thread = test_thread(stop, test_group_executor(g));
     while (r != COX_CLOSED) {
         assert_int_equal(poll(&polled, 1, TEST_PATIENCE_MS), 1);
-        r = collect_now(g, completions, &count);
+        r = collect_now(g);
         closed += r == 0 && completions[0].status == COX_CLOSED;
     }
     pthread_join(thread, NULL);

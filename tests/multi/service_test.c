@@ -56,11 +56,10 @@ TEST(p3_status_replies_while_a_handler_is_stuck)
     sem_init(&stuck.entered, 0, 0);
     sem_init(&stuck.go_on, 0, 0);
     assert_ok(cox_executor_set_handler(stuck.executor, COX_CHANNEL_EXECUTE, stuck_handler, &stuck));
-    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .deadline_ns = test_patience()};
     uint64_t sequence;
     for (int i = 0; i < 3; i++) /* one is in the handler, two are behind it */
-        assert_ok(cox_executor_submit_opaque(stuck.executor, "echo x", 6, &options, &sequence,
+        assert_ok(cox_executor_submit_opaque(stuck.executor, "echo x", 6,
+                                             SUBMIT_WITH(.deadline_ns = test_patience()), &sequence,
                                              test_err()));
     assert_true(test_sem_await(&stuck.entered));
     cox_executor_read_status(stuck.executor, &status, ranks);
@@ -83,7 +82,7 @@ TEST(p3_status_replies_while_a_handler_is_stuck)
     sem_destroy(&stuck.go_on);
 }
 
-GROUP_TEST(p3_status_reports_what_a_rank_does_and_which_is_late, 2)
+GROUP_TEST(a25_p3_status_reports_what_a_rank_does_and_which_is_late, 2)
 {
     struct test_pipe *pipe = test_pipe_new();
     struct cox_executor_status status;
@@ -105,25 +104,6 @@ GROUP_TEST(p3_status_reports_what_a_rank_does_and_which_is_late, 2)
     cox_executor_read_status(executor, &status, ranks);
     assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].late.words[0], 0);
     assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].stats.late_replies, 1);
-}
-
-GROUP_TEST(p3_status_reports_how_a_rank_died_and_its_last_lines, 2)
-{
-    test_needs_processes();
-    struct cox_executor_status status;
-    struct cox_rank_status ranks[2];
-    OWN_COMPLETION completion = {0};
-    test_call_how(g, &completion, &(struct test_how){.ranks = 2}, "exit 7");
-    test_await_death(g, 1);
-    test_stop_process(cox_executor_pid(executor, 0));
-    cox_executor_read_status(executor, &status, ranks);
-    assert_int_equal(ranks[1].liveness, COX_LIVENESS_DEAD);
-    assert_contains(ranks[1].death, "exited with status 7");
-    assert_false(ranks[1].stopped);
-    assert_int_equal(ranks[0].liveness, COX_LIVENESS_ALIVE);
-    assert_true(ranks[0].stopped);
-    assert_string_equal(ranks[0].death, "");
-    kill(cox_executor_pid(executor, 0), SIGCONT);
 }
 
 GROUP_TEST(p10_status_believes_nothing_that_a_rank_writes, 1)
@@ -181,11 +161,16 @@ static void group_attach(struct cox_control_server *service, struct test_group *
     cox_control_server_update(service, &phase);
 }
 
+static void pair_open(int fds[2])
+{
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+}
+
 /* Returns our end. */
 static int connect_to(struct cox_control_server *service)
 {
     int fds[2];
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    pair_open(fds);
     assert_ok(cox_control_server_take(service, fds[1], test_err()));
     return fds[0];
 }
@@ -276,7 +261,7 @@ GROUP_TEST(p3_status_replies_where_no_thread_can_be_started, 2)
         assert_ok(ask(&client, ASK_STATUS, &reply, test_err()));
         assert_int_equal(reply->status->n_ranks, 2);
         if (i == 2) { /* and not two at a time */
-            assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+            pair_open(fds);
             assert_refused(cox_control_server_take(service, fds[1], test_err()), -EAGAIN,
                            "starting a thread");
             close(fds[0]);
@@ -289,108 +274,6 @@ GROUP_TEST(p3_status_replies_where_no_thread_can_be_started, 2)
     atomic_store(&no_threads, false);
     cox_control_server_free(service);
     cox_client_close(&client);
-}
-
-/* ---- status, as people and programs see it ---- */
-
-static pthread_mutex_t serving_one_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct cox_control_server *serving_one;
-
-static int on_control(void *context, int fd, struct cox_error *err)
-{
-    (void)context; /* the test library's */
-    pthread_mutex_lock(&serving_one_lock);
-    int r = serving_one ? cox_control_server_take(serving_one, fd, err)
-                        : cox_fail(err, COX_CLOSED, "it has gone");
-    pthread_mutex_unlock(&serving_one_lock);
-    return r;
-}
-
-/* While the control socket still stands. */
-static void serving_one_end(void)
-{
-    pthread_mutex_lock(&serving_one_lock);
-    struct cox_control_server *service = serving_one;
-    serving_one = NULL;
-    pthread_mutex_unlock(&serving_one_lock);
-    cox_control_server_free(service);
-}
-
-static const char *status_command(const char *control_socket, const char *option)
-{
-    static char output[20000];
-    char command[4096];
-    snprintf(command, sizeof command, COX_TEST_BIN_DIR "/coxswain status --socket '%s' %s 2>&1",
-             control_socket, option);
-    FILE *from = popen(command, "re");
-    assert_non_null(from);
-    size_t size = fread(output, 1, sizeof output - 1, from);
-    output[size] = '\0';
-    int status = pclose(from);
-    /* Exit status 4: without a server nothing says that the group has started. */
-    if (status && (!WIFEXITED(status) || WEXITSTATUS(status) != 4))
-        fail_msg("coxswain status: %d: %s", status, output);
-    return output;
-}
-
-static void assert_columns(const char *text)
-{
-    while (*text) {
-        size_t length = strcspn(text, "\n");
-        if (length > 100)
-            fail_msg("%zu columns: %.*s", length, (int)length, text);
-        text += length + (text[length] == '\n');
-    }
-}
-
-TEST(p3_the_status_command_shows_what_became_of_a_rank)
-{
-    test_needs_processes();
-    serving_one = service_new();
-    OWN_GROUP *g = test_group_start(
-        2, START_WITH(.hooks.control = on_control, .socket.use = COX_SOCKET_REQUIRED));
-    group_attach(serving_one, g, "it is a test");
-    const char *control_socket = cox_executor_socket(test_group_executor(g));
-    struct test_pipe *pipe = test_pipe_new();
-    const char *text = status_command(control_socket, "");
-    assert_contains(text, "deaths 0, restarts 0\n");
-    assert_null(strstr(text, "last error"));
-    assert_null(strstr(text, "wrote last"));
-    assert_columns(text);
-    const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 2};
-    assert_int_equal(test_submit(g, &how, "block %s", test_pipe_path(pipe)), 0);
-    test_await_lines(g, 1, "blocked", 1);
-    assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
-    assert_int_equal(test_await(g, 0)->status, COX_PEER_DEAD);
-    text = status_command(control_socket, "");
-    assert_contains(text, "incarnation 1 dead; execute ");
-    const char *ranks[] = {strstr(text, "\nrank 0 "), strstr(text, "\nrank 1 ")};
-    assert_true(ranks[0] && ranks[1] && ranks[0] < ranks[1]);
-    const char *time = strstr(ranks[0], "cpu ");
-    assert_true(time && time < ranks[1]);
-    assert_null(strstr(ranks[1], "cpu ")); /* all have forgotten it */
-    assert_contains(text, "; deaths 1, restarts 0\n  rank 1 (pid ");
-    assert_contains(text, "killed by signal 9 (Killed)\n  it wrote last:\n  | blocked\n");
-    assert_null(strstr(text, "last error")); /* not the same again */
-    assert_int_equal(cox_executor_restart(test_group_executor(g), 1, test_patience(), NULL), 0);
-    assert_int_equal(test_call(g, NULL, "only 0 fail 7 colours \033[31m"), COX_REJECTED);
-    text = status_command(control_socket, "");
-    assert_contains(text, "deaths 1, restarts 1\n");
-    assert_contains(text, "incarnation 2 alive; execute ");
-    assert_contains(text, " ago: rank 1 (pid ");
-    assert_contains(text, "killed by signal 9 (Killed)\n  the process before it wrote last:\n"
-                          "  | blocked\n");
-    assert_contains(text, "(OPAQUE): colours ?[31m\n");
-    assert_columns(text);
-    text = status_command(control_socket, "--json");
-    assert_contains(text, "\"last_lines\":\"blocked\",");
-    assert_contains(text, "\"deaths\":1,\"restarts\":1,\"last_error\":\"rank 1 (pid ");
-    assert_contains(text, "\"deaths\":0,\"restarts\":0,\"last_error\":\"pid ");
-    assert_contains(text, "\"stopped\":false,");
-    assert_contains(text, "\"cpu_s\":");
-    assert_contains(text, "\"legacy\":false,");
-    assert_contains(text, "},\"deaths\":1,\"restarts\":1,"); /* of the group */
-    serving_one_end();
 }
 
 TEST(stop_is_passed_on_and_its_connection_lasts_until_the_end)
@@ -417,30 +300,6 @@ static void await_fds(size_t count)
 {
     AWAIT(test_count_fds() == count);
     assert_int_equal(test_count_fds(), count);
-}
-
-GROUP_TEST(b15_connections_leave_no_fd_and_no_thread, 1)
-{
-    struct cox_control_server *service = service_new();
-    group_attach(service, g, "");
-    test_await_socket(g); /* which may still have what it gave to the rank */
-    size_t before = test_count_fds();
-    for (int i = 0; i < 100; i++) {
-        struct cox_client client = client_to(service);
-        CoxswainControl__ControlReply *reply;
-        if (i % 2)
-            assert_ok(ask(&client, ASK_STATUS, &reply, test_err()));
-        cox_client_close(&client);
-        await_connections(service, 0);
-        await_fds(before);
-    }
-    /* And with all of them open at its end. */
-    int fds[COX_CONTROL_CONNECTION_MAX];
-    for (int i = 0; i < COX_CONTROL_CONNECTION_MAX; i++)
-        fds[i] = connect_to(service);
-    cox_control_server_free(service);
-    for (int i = 0; i < COX_CONTROL_CONNECTION_MAX; i++)
-        close(fds[i]);
 }
 
 /* A connection without a request is closed for one with a request, however many there are. */
@@ -497,12 +356,12 @@ TEST(full_of_clients_that_sent_a_stop)
         clients[i] = client_to(service);
         assert_ok(ask(&clients[i], ASK_STOP, &reply, test_err()));
     }
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, more), 0);
+    pair_open(more);
     int r;
     while ((r = cox_control_server_take(service, more[1], test_err())) ==
            0) { /* one had not gone on yet */
         close(more[0]);
-        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, more), 0);
+        pair_open(more);
     }
     assert_refused(r, COX_FULL, "32 control connections are busy");
     close(more[0]);
@@ -572,7 +431,7 @@ TEST(g1g_so_many_closes_hang_that_no_client_is_served)
     struct cox_control_server *service = service_new();
     for (int r = 0; r == 0 && count <= MOST; count++) {
         int fds[2], unwanted = trap(&ends[count]);
-        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+        pair_open(fds);
         assert_int_equal(cox_socket_send(fds[0], "x", 1, &unwanted, 1, test_patience()), 0);
         close(unwanted);
         close(fds[0]);
@@ -596,63 +455,6 @@ TEST(g1g_so_many_closes_hang_that_no_client_is_served)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
-/* A process of its own that sends a request, and another when it gets a byte. */
-static pid_t modest_start(const char *control_socket, int told, int go)
-{
-    pid_t pid = fork();
-    assert_true(pid >= 0);
-    if (pid)
-        return pid;
-    struct cox_client client = COX_CLIENT_NONE;
-    CoxswainControl__ControlReply *reply;
-    char byte = 0;
-    int r = cox_client_open_path(&client, control_socket, test_patience(), test_err());
-    if (!r)
-        r = ask(&client, ASK_STATUS, &reply, test_err());
-    if (!r && (write(told, &byte, 1) != 1 || read(go, &byte, 1) != 1))
-        r = -errno;
-    if (!r)
-        r = ask(&client, ASK_STATUS, &reply, test_err());
-    if (r)
-        fprintf(stderr, "%d: %s\n", r, test_error.text);
-    _exit(r != 0);
-}
-
-TEST(b21_a_process_with_one_connection_keeps_it_when_another_hoards)
-{
-    test_needs_processes();
-    serving_one = service_new();
-    OWN_GROUP *g = test_group_start(
-        1, START_WITH(.hooks.control = on_control, .socket.use = COX_SOCKET_REQUIRED));
-    struct cox_client hoard[2 * COX_CONTROL_CONNECTION_MAX];
-    CoxswainControl__ControlReply *reply;
-    int told[2], go[2], status;
-    char byte = 0;
-    group_attach(serving_one, g, "it is a test");
-    const char *control_socket = cox_executor_socket(test_group_executor(g));
-    assert_int_equal(pipe(told) | pipe(go), 0);
-    pid_t pid = modest_start(control_socket, told[1], go[0]);
-    close(told[1]);
-    assert_int_equal(read(told[0], &byte, 1), 1);
-    for (size_t i = 0; i < sizeof hoard / sizeof *hoard; i++) {
-        hoard[i] = (struct cox_client)COX_CLIENT_NONE;
-        int r = cox_client_open_path(&hoard[i], control_socket, test_patience(), test_err());
-        /* A reply says that its thread runs: one that has not begun is not known to be quiet. */
-        r = r ? r : ask(&hoard[i], ASK_STATUS, &reply, test_err());
-        if (r)
-            fail_msg("connection %zu: %d: %s", i, r, test_error.text);
-    }
-    assert_int_equal(write(go[1], &byte, 1), 1);
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_int_equal(status, 0);
-    for (size_t i = 0; i < sizeof hoard / sizeof *hoard; i++)
-        cox_client_close(&hoard[i]);
-    close(told[0]);
-    close(go[0]);
-    close(go[1]);
-    serving_one_end();
-}
-
 static void bytes_send(int fd, const void *bytes, size_t size)
 {
     for (size_t sent = 0; sent < size;) {
@@ -661,52 +463,6 @@ static void bytes_send(int fd, const void *bytes, size_t size)
             return; /* it had enough */
         sent += (size_t)r;
     }
-}
-
-/* Reads until it is closed. */
-static void bytes_drain(int fd)
-{
-    char bytes[4096];
-    while (recv(fd, bytes, sizeof bytes, 0) > 0)
-        ;
-}
-
-static uint64_t random_next(uint64_t *random)
-{
-    *random = *random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return *random >> 33;
-}
-
-GROUP_TEST(p10_any_bytes_end_in_an_error_and_harm_no_other_client, 1)
-{
-    struct cox_control_server *service = service_new();
-    uint64_t random = 4711;
-    group_attach(service, g, "");
-    struct cox_client bystander = client_to(service);
-    for (int i = 0; i < 3000; i++) {
-        uint8_t bytes[600];
-        size_t size = random_next(&random) % sizeof bytes;
-        for (size_t at = 0; at < size; at++)
-            bytes[at] = (uint8_t)random_next(&random);
-        /* Mostly with a length that fits, or tags that mean something. */
-        if (size > 8 && i % 4)
-            memcpy(bytes, &(uint32_t){(uint32_t)size - 4 - (uint32_t)(i % 3)}, 4);
-        if (size > 8 && i % 3) {
-            bytes[4] = (uint8_t)(0x0a + 8 * (i % 4));
-            bytes[5] = (uint8_t)(size - 6 < 127 ? size - 6 : 3);
-        }
-        int fd = connect_to(service);
-        bytes_send(fd, bytes, size);
-        shutdown(fd, SHUT_WR);
-        bytes_drain(fd);
-        close(fd);
-        if (i % 100 == 0) {
-            CoxswainControl__ControlReply *reply;
-            assert_ok(ask(&bystander, ASK_STATUS, &reply, test_err()));
-        }
-    }
-    cox_client_close(&bystander);
-    cox_control_server_free(service);
 }
 
 TEST(b14_a_client_believes_no_group_either)
@@ -728,7 +484,7 @@ TEST(b14_a_client_believes_no_group_either)
         int fds[2];
         struct cox_client client;
         CoxswainControl__ControlReply *reply;
-        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+        pair_open(fds);
         cox_client_init(&client, fds[0]);
         bytes_send(fds[1], replies[i].bytes, replies[i].size);
         shutdown(fds[1], SHUT_WR);

@@ -67,35 +67,26 @@ static int reply_handle(uint8_t *reply, size_t *ret_reply_size, struct cox_error
 }
 
 /* The handles of all, one behind the other: the reply is the sum of each region as this rank sees
- * it, and the nanoseconds that copying all of them took. */
+ * it. */
 static int reply_sums(const uint8_t *handles, size_t count, uint8_t *reply, size_t *ret_reply_size,
                       struct cox_error *err)
 {
     const struct cox_import *imports[COX_RANK_COUNT_MAX];
-    uint64_t copying_ns = 0;
     size_t opened = 0;
-    uint8_t *copy = malloc(REGION_SIZE);
-    int r = copy ? 0 : cox_fail(err, -ENOMEM, "memory");
+    int r = 0;
     for (size_t i = 0; r == 0 && i < count; i++) {
         struct cox_handle handle;
         memcpy(&handle, handles + i * sizeof handle, sizeof handle);
         r = cox_importer_open(importer, &handle, COX_IMPORT_READ, &imports[i], err);
         opened += r == 0;
     }
-    if (r == 0)
-        memset(copy, 0, REGION_SIZE); /* its pages are there, those of the mappings are not */
     for (size_t i = 0; r == 0 && i < count; i++) { /* all are mapped at a time */
-        uint64_t begin_ns = cox_now_ns();
-        memcpy(copy, imports[i]->base, REGION_SIZE);
-        copying_ns += cox_now_ns() - begin_ns;
-        uint64_t sum = region_sum(copy);
+        uint64_t sum = region_sum(imports[i]->base);
         memcpy(reply + i * sizeof sum, &sum, sizeof sum);
     }
     while (opened > 0)
         cox_importer_close(importer, imports[--opened]);
-    free(copy);
-    memcpy(reply + count * sizeof copying_ns, &copying_ns, sizeof copying_ns);
-    *ret_reply_size = (count + 1) * sizeof(uint64_t);
+    *ret_reply_size = count * sizeof(uint64_t);
     return r;
 }
 
@@ -114,11 +105,6 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
                                            count_fds("/memfd:") + count_fds("/dev/shm/") -
                                                /* for readers outside: multi/stacks */
                                                count_fds("/memfd:coxswain-stacks"));
-        return 0;
-    case 'f':
-        return cox_fail(err, COX_INVALID, "no such thing");
-    case 'b':
-        pause();
         return 0;
     default:
         *ret_reply_size = 0;
@@ -153,15 +139,14 @@ static int worker_main(int argc, char **argv)
 
 /* ---- the tests ---- */
 
-static struct test_group *start(uint32_t rank_count, uint32_t depth)
+static struct test_group *start(uint32_t rank_count)
 {
-    return test_group_start(rank_count,
-                            START_WITH(.workers.command = test_own_command, .depth = depth));
+    return test_group_start(rank_count, START_WITH(.workers.command = test_own_command));
 }
 
 TEST(a13_fds_are_closed_once_their_memory_is_mapped)
 {
-    OWN_GROUP *g = start(4, 0);
+    OWN_GROUP *g = start(4);
     OWN_COMPLETION c = {0};
     assert_int_equal(test_call(g, &c, "m"), 0);
     for (uint32_t rank = 0; rank < 4; rank++)
@@ -171,15 +156,12 @@ TEST(a13_fds_are_closed_once_their_memory_is_mapped)
 /* Nor does the coordinator keep what other processes of the user could open through /proc. */
 TEST(b16_no_other_process_keeps_an_fd_of_a_ranks_memory)
 {
-    OWN_GROUP *g = start(4, 0);
-    struct cox_executor *executor = test_group_executor(g);
+    OWN_GROUP *g = start(4);
     test_await_socket(g);
     assert_int_equal(count_fds("/memfd:cox_rank"), 0);
     /* Nor of a rank's next incarnation. */
-    assert_int_equal(kill(cox_executor_pid(executor, 1), SIGKILL), 0);
-    test_await_death(g, 1);
-    assert_ok(
-        cox_executor_restart(executor, 1, cox_deadline_after_ms(TEST_PATIENCE_MS), test_err()));
+    test_kill_rank(g, 1);
+    test_restart_rank(g, 1);
     test_await_socket(g);
     assert_int_equal(count_fds("/memfd:cox_rank"), 0);
 }
@@ -190,117 +172,11 @@ GROUP_TEST(a10_m2_a_group_of_64, 64)
         test_expect_echo(g, i % 2 ? "one for all" : "and all");
 }
 
-static struct cox_rank_channel_status status_of(struct test_group *g, uint32_t rank,
-                                                enum cox_channel_id channel)
-{
-    struct cox_executor_status status;
-    static struct cox_rank_status ranks[COX_RANK_COUNT_MAX];
-    cox_executor_read_status(test_group_executor(g), &status, ranks);
-    return ranks[rank].channels[channel];
-}
-
-/* All processes can read the progress of a rank, without its help. */
-GROUP_TEST(a25_progress_is_reported_while_a_request_runs, 2)
-{
-    struct test_pipe *pipe = test_pipe_new();
-    test_expect_echo(g, "first");
-    struct cox_rank_channel_status before = status_of(g, 1, COX_CHANNEL_EXECUTE);
-    assert_int_equal(before.sequence, 1);
-    assert_int_equal(test_submit(g, &test_all, "block %s", test_pipe_path(pipe)), 0);
-    test_await_lines(g, -1, "blocked", 2);
-    struct cox_rank_channel_status now = status_of(g, 1, COX_CHANNEL_EXECUTE);
-    assert_int_equal(now.sequence, 2);
-    assert_int_equal(now.state, 2); /* running */
-    test_pipe_release(pipe, 2);
-    assert_int_equal(test_await(g, 0)->status, 0);
-}
-
-/* Done, invalid, or past its deadline: each of these exactly once, whatever the others come to. */
-TEST(a26_every_request_completes_once_with_its_status)
-{
-    OWN_GROUP *g = start(2, 4);
-    const struct test_how how = {.gather = COX_GATHER_ALL},
-                          soon = {.gather = COX_GATHER_ALL, .timeout_ms = 100};
-    assert_int_equal(test_submit(g, &how, "x"), 0);
-    assert_int_equal(test_submit(g, &how, "f"), 0);
-    assert_int_equal(test_submit(g, &soon, "b"), 0);
-    /* A failure need not wait for its turn. */
-    const int expected[3] = {0, COX_REJECTED, COX_TIMEOUT};
-    uint32_t seen[3] = {0};
-    for (size_t i = 0; i < 3; i++) {
-        const struct test_completion *c = test_await(g, i);
-        assert_in_range(c->sequence, 1, 3);
-        assert_int_equal(c->status, expected[c->sequence - 1]);
-        assert_true(c->status != COX_REJECTED || strstr(c->text, "no such thing"));
-        seen[c->sequence - 1]++;
-    }
-    for (size_t i = 0; i < 3; i++)
-        assert_int_equal(seen[i], 1);
-    cox_executor_stop(test_group_executor(g));
-    assert_int_equal(test_completion_count(g), 3);
-}
-
-/* The frames take as many requests as the channel is deep; then FULL at once, and room again when
- * one has ended. */
-TEST(a29_a_full_channel_returns_full_and_nothing_is_lost)
-{
-    for (uint32_t depth = 1; depth <= 8; depth *= 2) {
-        OWN_GROUP *g = test_group_start(2, START_WITH(.depth = depth));
-        struct test_pipe *pipe = test_pipe_new();
-        for (uint32_t i = 0; i < depth; i++)
-            assert_int_equal(test_submit(g, &test_all, "block %s", test_pipe_path(pipe)), 0);
-        assert_int_equal(test_submit(g, &test_all, "echo over"), COX_FULL);
-        /* With a deadline a call waits for room, and no longer. */
-        const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 20};
-        assert_int_equal(test_call_how(g, NULL, &brief, "echo late"), COX_TIMEOUT);
-        test_pipe_release(pipe, 2 * depth);
-        for (uint32_t i = 0; i < depth; i++)
-            assert_int_equal(test_await(g, i)->status, 0);
-        assert_int_equal(test_submit_persist(g, &test_all, "echo again"), 0);
-        assert_string_equal(test_await(g, depth)->ranks[1].bytes, "again");
-    }
-}
-
-/* Slots are used again and again, and those of a dead owner become free with its next incarnation.
- */
-GROUP_TEST(a30_slots_come_back_also_from_the_dead, 2)
-{
-    for (int life = 0; life < 3; life++) {
-        for (int i = 0; i < 20; i++)
-            test_expect_echo(g, "slot");
-        /* With replies in its slots that were not taken. */
-        const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 2};
-        assert_int_equal(test_call_how(g, NULL, &how, "kill 9"), COX_PEER_DEAD);
-        assert_ok(
-            cox_executor_restart(executor, 1, cox_deadline_after_ms(TEST_PATIENCE_MS), test_err()));
-    }
-    for (int i = 0; i < 20; i++)
-        test_expect_echo(g, "slot");
-}
-
-/* Printed, not judged. */
-static void bandwidth_print(const struct test_completion *summed, uint32_t n)
-{
-    double total = 0, least = 0;
-    for (uint32_t rank = 0; rank < n; rank++) {
-        uint64_t ns;
-        assert_int_equal(summed->ranks[rank].size, (n + 1) * sizeof ns);
-        memcpy(&ns, summed->ranks[rank].bytes + n * sizeof ns, sizeof ns);
-        assert_true(ns > 0);
-        double rate = (double)(n * REGION_SIZE) / (double)ns; /* bytes per ns */
-        least = rank == 0 || rate < least ? rate : least;
-        total += rate;
-    }
-    print_message("%u ranks, each copies %zu MiB of each: %.2f GB/s, the slowest %.2f\n", n,
-                  REGION_SIZE >> 20, total / n, least);
-}
-
 TEST(l22_handles_of_all_ranks_go_through_the_channel)
 {
     for (uint32_t n = 1; n <= 8; n *= 2) {
-        OWN_GROUP *g = start(n, 0);
-        OWN_COMPLETION exported = {0};
-        OWN_COMPLETION summed = {0};
+        OWN_GROUP *g = start(n);
+        OWN_COMPLETION exported = {0}, summed = {0};
         uint8_t request[1 + 8 * COX_HANDLE_SIZE] = {'i'};
         assert_int_equal(test_call(g, &exported, "e"), 0);
         for (uint32_t rank = 0; rank < n; rank++) {
@@ -321,7 +197,6 @@ TEST(l22_handles_of_all_ranks_go_through_the_channel)
                 assert_memory_equal(summed.ranks[rank].bytes + owner * sizeof sum, &sum,
                                     sizeof sum);
         }
-        bandwidth_print(&summed, n);
     }
 }
 
