@@ -100,15 +100,8 @@ static pid_t core_dump(struct held_core *core, struct group *g, const char *run)
     snprintf(script, sizeof script, "cd %s; ulimit -c unlimited; %s", core->folder, run);
     const char *const command[] = {"/bin/sh", "-c", script, NULL};
     group_init(g);
-    const struct cox_supervise_options options = {
-        .rank_count = 2,
-        .ranks = g->ranks,
-        .command = command,
-        .prefix = "/test",
-        .hooks = {.context = g, .line = on_line, .death = on_death},
-        .log = {on_core_log, core},
-    };
-    assert_ok(cox_supervisor_start(&options, &g->supervisor, test_err()));
+    assert_ok(
+        GROUP_TRY(g, test_err(), .rank_count = 2, .command = command, .log = {on_core_log, core}));
     const pid_t pid = (pid_t)atoi(group_await_line(g, 1, false, "pid ") + strlen("pid "));
     assert_int_equal(cox_supervisor_adopt(g->supervisor, 1, pid, 0), 0);
     core_begin(core, g, pid);
@@ -221,15 +214,8 @@ TEST(p2_a_registered_rank_that_dumps_core_is_dead)
     close(fds[0]);
     close(fds[1]);
     group_init(&g);
-    const struct cox_supervise_options options = {
-        .rank_count = 2,
-        .ranks = g.ranks,
-        .external = true,
-        .prefix = "/test",
-        .hooks = {.context = &g, .line = on_line, .death = on_death},
-        .log = {on_core_log, &core},
-    };
-    assert_ok(cox_supervisor_start(&options, &g.supervisor, test_err()));
+    assert_ok(
+        GROUP_TRY(&g, test_err(), .rank_count = 2, .external = true, .log = {on_core_log, &core}));
     assert_int_equal(cox_supervisor_register(g.supervisor, 1, pid, 0), 0);
     core_begin(&core, &g, pid);
     snprintf(text, sizeof text,

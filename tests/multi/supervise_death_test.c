@@ -138,17 +138,12 @@ static void wrapped_start(struct wrapped *wrapped, const char *script)
     const char *const command[] = {"sh", "-c", script, NULL};
     *wrapped = (struct wrapped){.peer = COX_PEER_NONE};
     group_init(&wrapped->group);
-    const struct cox_supervise_options options = {
-        .rank_count = 1,
-        .ranks = wrapped->group.ranks,
-        .command = command,
-        .prefix = "/test",
-        .hooks = {.context = wrapped,
-                  .line = on_wrapped_line,
-                  .wake = on_wrapped_wake,
-                  .death = on_wrapped_death},
-    };
-    assert_int_equal(cox_supervisor_start(&options, &wrapped->group.supervisor, NULL), 0);
+    const struct cox_supervise_hooks hooks = {.context = wrapped,
+                                              .line = on_wrapped_line,
+                                              .wake = on_wrapped_wake,
+                                              .death = on_wrapped_death};
+    assert_ok(GROUP_TRY(&wrapped->group, test_err(), .rank_count = 1, .command = command,
+                        .hooks = hooks));
     pid_t pid = atoi(group_await_line(&wrapped->group, 0, false, "pid ") + 4);
     assert_int_equal(cox_peer_open(pid, 0, &wrapped->peer), 0);
     assert_ok(cox_supervisor_adopt(wrapped->group.supervisor, 0, pid, wrapped->peer.start));

@@ -40,19 +40,22 @@ void group_init(struct group *g)
     cox_condition_init(&g->changed);
 }
 
-int group_try(struct group *g, uint32_t rank_count, const char *const *command, bool pass_flags,
+int group_try_with(struct group *g, struct cox_supervise_options options, struct cox_error *err)
+{
+    options.ranks = g->ranks;
+    if (!options.prefix)
+        options.prefix = "/test";
+    if (!options.hooks.context)
+        options.hooks =
+            (struct cox_supervise_hooks){.context = g, .line = on_line, .death = on_death};
+    return cox_supervisor_start(&options, &g->supervisor, err);
+}
+
+int group_try(struct group *g, uint32_t rank_count, const char *const *command,
               struct cox_error *err)
 {
     group_init(g);
-    const struct cox_supervise_options options = {
-        .rank_count = rank_count,
-        .ranks = g->ranks,
-        .command = command,
-        .pass_flags = pass_flags,
-        .prefix = "/test",
-        .hooks = {.context = g, .line = on_line, .death = on_death},
-    };
-    return cox_supervisor_start(&options, &g->supervisor, err);
+    return GROUP_TRY(g, err, .rank_count = rank_count, .command = command);
 }
 
 void group_start(struct group *g, uint32_t rank_count, const char *script)
@@ -60,7 +63,7 @@ void group_start(struct group *g, uint32_t rank_count, const char *script)
     char *text;
     assert_true(asprintf(&text, "R=$COXSWAIN_RANK; %s", script) > 0);
     const char *const command[] = {"/bin/sh", "-c", text, NULL};
-    int r = group_try(g, rank_count, command, false, test_err());
+    int r = group_try(g, rank_count, command, test_err());
     free(text);
     assert_ok(r);
 }

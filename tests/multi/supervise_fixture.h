@@ -42,7 +42,11 @@ void on_death(void *context, uint32_t rank, pid_t pid, const struct cox_exit *ho
 
 void group_init(struct group *g);
 
-int group_try(struct group *g, uint32_t rank_count, const char *const *command, bool pass_flags,
+/* Starts a group that was initialized; without hooks it gets the ones above. */
+int group_try_with(struct group *g, struct cox_supervise_options options, struct cox_error *err);
+#define GROUP_TRY(g, err, ...) group_try_with(g, (struct cox_supervise_options){__VA_ARGS__}, err)
+
+int group_try(struct group *g, uint32_t rank_count, const char *const *command,
               struct cox_error *err);
 
 /* Every rank runs the script; R is its rank. */

@@ -206,15 +206,9 @@ TEST(m14_ranks_take_turns)
         "sh", "-c",
         "if [ $COXSWAIN_RANK = 0 ]; then echo start; kill -STOP $$; yes | head -c 60000; kill -STOP $$; else kill -STOP $$; echo line; kill -STOP $$; fi",
         NULL};
-    const struct cox_supervise_options options = {
-        .rank_count = 2,
-        .ranks = gate.group.ranks,
-        .command = command,
-        .prefix = "/test",
-        .hooks = {.context = &gate, .line = on_gated_line},
-    };
-    struct cox_supervisor *supervisor;
-    assert_int_equal(cox_supervisor_start(&options, &supervisor, NULL), 0);
+    assert_ok(GROUP_TRY(&gate.group, test_err(), .rank_count = 2, .command = command,
+                        .hooks = {.context = &gate, .line = on_gated_line}));
+    struct cox_supervisor *supervisor = gate.group.supervisor;
     pthread_mutex_lock(&gate.group.lock);
     while (!gate.reached && group_wait_change(&gate.group, deadline_ns))
         ;
@@ -233,61 +227,5 @@ TEST(m14_ranks_take_turns)
     pthread_mutex_unlock(&gate.group.lock);
     assert_true(gate.bytes_before > 0);
     assert_true(gate.bytes_before <= 2 * COX_OUTPUT_READ_MAX);
-    gate.group.supervisor = supervisor;
     group_free(&gate.group);
-}
-
-/* Voluntary switches of the supervisor's thread: how often it went to sleep. */
-static long supervisor_switches(void)
-{
-    long switches = -1;
-    DIR *dir = opendir("/proc/self/task");
-    assert_non_null(dir);
-    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
-        char path[300], line[200];
-        bool ours = false;
-        snprintf(path, sizeof path, "/proc/self/task/%s/status", entry->d_name);
-        FILE *file = fopen(path, "re");
-        while (file && fgets(line, sizeof line, file)) {
-            ours = ours || strcmp(line, "Name:\tcox-supervise\n") == 0;
-            if (ours)
-                sscanf(line, "voluntary_ctxt_switches: %ld", &switches);
-        }
-        if (file)
-            fclose(file);
-    }
-    closedir(dir);
-    return switches;
-}
-
-static uint64_t process_cpu_ns(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts);
-    return (uint64_t)ts.tv_sec * COX_NSEC_PER_SEC + (uint64_t)ts.tv_nsec;
-}
-
-TEST(p5_idle_costs_no_wakeup)
-{
-    _cox_cleanup_(group_free) struct group g;
-    /* One is dead, one has closed its output, one is merely silent. */
-    group_start(
-        &g, 3,
-        "echo ready; [ $R = 0 ] && exit; [ $R = 1 ] && exec sleep 1000 >&- 2>&-; exec sleep 1000");
-    for (uint32_t rank = 0; rank < 3; rank++)
-        group_await_line(&g, rank, false, "ready");
-    group_await_death(&g, 0);
-    /* The two ends of file may come a little later; a wake-up that repeats is in every window.
-     * Measured over time, because the absence of something is. */
-    uint64_t deadline_ns = group_deadline();
-    bool idle = false;
-    while (!idle && cox_now_ns() < deadline_ns) {
-        long switches = supervisor_switches();
-        uint64_t cpu_ns = process_cpu_ns();
-        nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
-        uint64_t used_ns = process_cpu_ns() - cpu_ns;
-        assert_true(switches >= 0);
-        idle = supervisor_switches() == switches && used_ns < 60 * COX_NSEC_PER_MSEC;
-    }
-    assert_true(idle);
 }

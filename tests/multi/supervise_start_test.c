@@ -17,17 +17,9 @@ TEST(m14_every_rank_gets_environment_and_flags)
         const int32_t devices[8] = {7, 6, 5, 4, 3, 2, 1, 0};
         _cox_cleanup_(group_free) struct group g;
         group_init(&g);
-        const struct cox_supervise_options options = {
-            .rank_count = n,
-            .ranks = g.ranks,
-            .command = command,
-            .pass_flags = true,
-            .prefix = "/pre fix",
-            .control_socket = "/a.sock",
-            .devices = n == 8 ? devices : NULL,
-            .hooks = {.context = &g, .line = on_line, .death = on_death},
-        };
-        assert_int_equal(cox_supervisor_start(&options, &g.supervisor, NULL), 0);
+        assert_ok(GROUP_TRY(&g, test_err(), .rank_count = n, .command = command, .pass_flags = true,
+                            .prefix = "/pre fix", .control_socket = "/a.sock",
+                            .devices = n == 8 ? devices : NULL));
         group_await_end(&g);
         for (uint32_t rank = 0; rank < n; rank++) {
             int device = n == 8 ? 7 - (int)rank : (int)rank;
@@ -46,7 +38,7 @@ TEST(m14_every_rank_gets_environment_and_flags)
     /* A shell would hide a variable that is there twice. */
     struct group g;
     const char *const command[] = {"env", NULL};
-    assert_int_equal(group_try(&g, 1, command, false, NULL), 0);
+    assert_int_equal(group_try(&g, 1, command, NULL), 0);
     group_await_end(&g);
     int times = 0;
     for (size_t i = 0; group_line(&g, 0, false, i); i++)
@@ -56,65 +48,10 @@ TEST(m14_every_rank_gets_environment_and_flags)
     unsetenv("COXSWAIN_RANK");
 }
 
-/* A group of one rank with changes of the environment and a working directory. */
-static int elsewhere_try(struct group *g, const char *const *command,
-                         const char *const *environment, const char *directory,
-                         struct cox_error *err)
+/* What is allowed is in tests/python/test_launch.py. */
+TEST(m14_environments_and_working_directories_that_cannot_be)
 {
-    group_init(g);
-    const struct cox_supervise_options options = {
-        .rank_count = 1,
-        .ranks = g->ranks,
-        .command = command,
-        .environment = environment,
-        .working_directory = directory,
-        .prefix = "/test",
-        .hooks = {.context = g, .line = on_line, .death = on_death},
-    };
-    *err = (struct cox_error){0};
-    return cox_supervisor_start(&options, &g->supervisor, err);
-}
-
-static void write_script(const char *folder, const char *name, const char *text)
-{
-    char *path;
-    assert_true(asprintf(&path, "%s/%s", folder, name) > 0);
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    assert_true(fputs(text, file) > 0);
-    assert_int_equal(fclose(file), 0);
-    assert_int_equal(chmod(path, 0700), 0);
-    free(path);
-}
-
-TEST(m14_environment_and_working_directory)
-{
-    char folder[] = "/tmp/supervise-XXXXXX", *deeper, *missing, *file;
-    assert_non_null(mkdtemp(folder));
-    assert_true(asprintf(&deeper, "%s/bin", folder) > 0);
-    assert_true(asprintf(&missing, "%s/missing", folder) > 0);
-    assert_true(asprintf(&file, "%s/here", folder) > 0);
-    assert_int_equal(mkdir(deeper, 0700), 0);
-    const char *const text = "#!/bin/sh\necho \"$PWD|$KEPT|$CHANGED|${GONE-none}|$ADDED\"\n";
-    write_script(folder, "here", text);
-    write_script(deeper, "there", text);
-    setenv("KEPT", "kept", 1);
-    setenv("CHANGED", "before", 1);
-    setenv("GONE", "still", 1);
-    char expected[200];
-    snprintf(expected, sizeof expected, "%s|kept|after|none|a=b", folder);
-    const char *const changes[] = {"CHANGED=after", "GONE", "ADDED=a=b", "PATH=nowhere:bin", NULL};
-    /* Relative to the directory; and in a relative entry of the workers' PATH. */
-    static const char *const programs[] = {"./here", "there"};
-    for (size_t i = 0; i < 2; i++) {
-        _cox_cleanup_(group_free) struct group g;
-        const char *const command[] = {programs[i], NULL};
-        const int r = elsewhere_try(&g, command, changes, folder, test_err());
-        assert_ok(r);
-        group_await_end(&g);
-        assert_string_equal(group_line(&g, 0, false, 0), expected);
-    }
-    const struct {
+    static const struct {
         const char *change, *directory;
         int code;
         const char *text;
@@ -124,40 +61,20 @@ TEST(m14_environment_and_working_directory)
         {"COXSWAIN_RANK=1", NULL, COX_INVALID, "COXSWAIN_RANK, which the group sets itself"},
         {"COXSWAIN_SOCKET", NULL, COX_INVALID, "COXSWAIN_SOCKET, which the group sets itself"},
         {"KEPT=1", NULL, COX_INVALID, "environment has KEPT twice"},
-        {NULL, missing, COX_NOT_FOUND, "/missing' as their working directory: No such file"},
-        {NULL, file, COX_NOT_FOUND, "/here' as their working directory: it is no directory"},
+        {NULL, "/missing", COX_NOT_FOUND, "/missing' as their working directory: No such file"},
+        {NULL, "/dev/null", COX_NOT_FOUND,
+         "/dev/null' as their working directory: it is no directory"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         _cox_cleanup_(group_free) struct group g;
         const char *const command[] = {"/bin/true", NULL};
         const char *const wrong[] = {refused[i].change, "KEPT", NULL};
-        const int r = elsewhere_try(&g, command, refused[i].change ? wrong : NULL,
-                                    refused[i].directory, test_err());
-        assert_int_equal(r, refused[i].code);
-        assert_contains(test_error.text, refused[i].text);
+        group_init(&g);
+        assert_refused(GROUP_TRY(&g, test_err(), .rank_count = 1, .command = command,
+                                 .environment = refused[i].change ? wrong : NULL,
+                                 .working_directory = refused[i].directory),
+                       refused[i].code, refused[i].text);
     }
-    /* It is entered at each start, and may have gone since. */
-    struct group g;
-    const char *const true_command[] = {"/bin/true", NULL};
-    assert_ok(elsewhere_try(&g, true_command, NULL, deeper, test_err()));
-    group_await_end(&g);
-    char *there;
-    assert_true(asprintf(&there, "%s/there", deeper) > 0);
-    assert_int_equal(unlink(there), 0);
-    assert_int_equal(rmdir(deeper), 0);
-    const struct cox_launch_incarnation second = {.number = 2};
-    assert_refused(cox_supervisor_relaunch(g.supervisor, 0, &second, group_deadline(), test_err()),
-                   -ENOENT, "rank 0: entering its working directory '");
-    group_free(&g);
-    assert_int_equal(unlink(file), 0);
-    assert_int_equal(rmdir(folder), 0);
-    free(there);
-    free(file);
-    free(missing);
-    free(deeper);
-    unsetenv("KEPT");
-    unsetenv("CHANGED");
-    unsetenv("GONE");
 }
 
 static volatile int *exit_handlers_in_children; /* shared with them */
@@ -176,21 +93,12 @@ static void expect_exec_failure(const char *program, const char *named, const ch
     struct cox_supervisor *const untouched = (struct cox_supervisor *)&g;
     for (uint32_t n = 1; n <= 8; n *= 8) {
         group_init(&g);
-        const struct cox_supervise_options options = {
-            .rank_count = n,
-            .ranks = g.ranks,
-            .command = command,
-            .prefix = "/test",
-            .hooks = {.context = &g, .line = on_line, .death = on_death},
-        };
         g.supervisor = untouched;
-        assert_int_equal(cox_supervisor_start(&options, &g.supervisor, test_err()),
-                         COX_EXEC_FAILED);
+        assert_refused(GROUP_TRY(&g, test_err(), .rank_count = n, .command = command),
+                       COX_EXEC_FAILED, named);
         assert_ptr_equal(g.supervisor, untouched);
-        assert_int_equal(test_error.code, COX_EXEC_FAILED);
         assert_memory_equal(test_error.text, "rank 0: ", 8);
-        if (!strstr(test_error.text, named) || !strstr(test_error.text, reason))
-            fail_msg("'%s' or '%s' is not in: %s", named, reason, test_error.text);
+        assert_contains(test_error.text, reason);
         assert_int_equal(g.death_count, 0);
         g.supervisor = NULL;
         group_free(&g);
@@ -247,8 +155,7 @@ TEST(m14_exec_failure_of_a_later_rank_ends_the_earlier)
     write_file(file, 0755, "#!/bin/sh\nrm -f \"$0\"\nexec sleep 1000\n");
     struct group g;
     const char *const command[] = {file, NULL};
-    assert_refused(group_try(&g, COX_RANK_COUNT_MAX, command, false, test_err()), COX_EXEC_FAILED,
-                   file);
+    assert_refused(group_try(&g, COX_RANK_COUNT_MAX, command, test_err()), COX_EXEC_FAILED, file);
     assert_int_equal(strncmp(test_error.text, "rank ", 5), 0);
     assert_true(atoi(test_error.text + 5) > 0);
     assert_int_equal(g.death_count, 0);
@@ -261,11 +168,11 @@ TEST(m14_arguments_are_checked)
 {
     struct group g;
     const char *const command[] = {"/bin/true", NULL};
-    assert_int_equal(group_try(&g, 0, command, false, test_err()), COX_INVALID);
+    assert_int_equal(group_try(&g, 0, command, test_err()), COX_INVALID);
     group_free(&g);
-    assert_int_equal(group_try(&g, COX_RANK_COUNT_MAX + 1, command, false, NULL), COX_INVALID);
+    assert_int_equal(group_try(&g, COX_RANK_COUNT_MAX + 1, command, NULL), COX_INVALID);
     group_free(&g);
-    assert_int_equal(group_try(&g, 1, command + 1, false, NULL), COX_INVALID);
+    assert_int_equal(group_try(&g, 1, command + 1, NULL), COX_INVALID);
     group_free(&g);
     assert_null(cox_supervisor_free(NULL));
 }
@@ -293,41 +200,26 @@ TEST(b2_a_process_stopped_before_exec_is_given_up)
 {
     for (uint32_t rank = 0; rank < 3; rank++) {
         const char *const command[] = {"/bin/sleep", "1000", NULL};
-        struct cox_rank ranks[3];
-        cox_ranks_init(ranks, 3);
-        const struct cox_supervise_options options = {
-            .rank_count = 3,
-            .ranks = ranks,
-            .command = command,
-            .prefix = "/test",
-            .deadline_ns = cox_deadline_after_ms(1000),
-        };
-        struct cox_supervisor *supervisor = NULL;
+        _cox_cleanup_(group_free) struct group g;
         char plan[32], named[100];
+        group_init(&g);
         snprintf(plan, sizeof plan, "launch.child:stop:%u", rank);
         snprintf(named, sizeof named,
                  "rank %u: its process did not get as far as executing '/bin/sleep'", rank);
         cox_fault_arm(plan);
-        int r = cox_supervisor_start(&options, &supervisor, test_err());
+        int r = GROUP_TRY(&g, test_err(), .rank_count = 3, .command = command,
+                          .deadline_ns = cox_deadline_after_ms(1000));
         cox_fault_arm(NULL);
-        assert_int_equal(r, COX_TIMEOUT);
-        assert_int_equal(test_error.code, COX_TIMEOUT);
-        assert_contains(test_error.text, named);
-        assert_null(supervisor);
+        assert_refused(r, COX_TIMEOUT, named);
+        assert_null(g.supervisor);
     }
 }
 
-struct start {
-    struct cox_supervise_options options;
-    struct cox_supervisor *supervisor;
-    int r;
-};
-
-static void *start_main(void *start)
+static void *start_main(void *group)
 {
-    struct start *s = start;
-    s->r = cox_supervisor_start(&s->options, &s->supervisor, test_err());
-    return NULL;
+    static const char *const command[] = {"/bin/sleep", "1000", NULL};
+    const int r = group_try(group, 1, command, test_err());
+    return (void *)(intptr_t)r;
 }
 
 /* A copy of the host's page tables takes 50 ms for each GB. A value that this process writes while
@@ -338,17 +230,10 @@ TEST(m14_a_new_process_copies_no_memory)
     skip(); /* ThreadSanitizer needs a copy */
 #endif
     static volatile uint64_t witness;
-    const char *const command[] = {"/bin/sleep", "1000", NULL};
-    struct cox_rank ranks[1];
-    cox_ranks_init(ranks, 1);
-    struct start start = {.options = {.rank_count = 1,
-                                      .ranks = ranks,
-                                      .command = command,
-                                      .prefix = "/test",
-                                      .deadline_ns = cox_deadline_after_ms(60000)}};
+    struct group g;
+    void *r = NULL;
     cox_fault_arm("launch.child:stop:0");
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, start_main, &start), 0);
+    pthread_t thread = test_thread(start_main, &g);
     siginfo_t stopped = {0};
     AWAIT(!(waitid(P_ALL, 0, &stopped, WSTOPPED | WNOWAIT) < 0 && errno == ECHILD));
     cox_fault_arm(NULL);
@@ -362,9 +247,9 @@ TEST(m14_a_new_process_copies_no_memory)
     assert_int_equal(pread(fd, &seen, sizeof seen, (off_t)(uintptr_t)&witness), sizeof seen);
     close(fd);
     kill(stopped.si_pid, SIGCONT);
-    pthread_join(thread, NULL);
-    assert_int_equal(start.r, 0);
-    cox_supervisor_free(start.supervisor);
+    pthread_join(thread, &r);
+    assert_null(r);
+    group_free(&g);
     assert_true(seen == secret);
 }
 #endif
@@ -391,7 +276,7 @@ TEST(m14_a_worker_starts_with_default_signals)
     signal(SIGUSR1, SIG_IGN);
     struct group g;
     const char *const command[] = {"grep", "-E", "^Sig(Blk|Ign|Cgt)", "/proc/self/status", NULL};
-    assert_int_equal(group_try(&g, 2, command, false, NULL), 0);
+    assert_int_equal(group_try(&g, 2, command, NULL), 0);
     group_await_end(&g);
     for (uint32_t rank = 0; rank < 2; rank++) {
         assert_string_equal(group_line(&g, rank, false, 0), "SigBlk:\t0000000000000000");
@@ -414,7 +299,7 @@ TEST(b15_fd_shortage_undoes_everything)
     for (rlim_t limit = 3;; limit++) {
         struct group g;
         setrlimit(RLIMIT_NOFILE, &(struct rlimit){limit, saved.rlim_max});
-        int r = group_try(&g, 3, command, false, test_err());
+        int r = group_try(&g, 3, command, test_err());
         setrlimit(RLIMIT_NOFILE, &saved);
         group_free(&g);
         assert_int_equal(count_fds(), fds_before);
@@ -470,7 +355,7 @@ static int helper_few(void)
         setrlimit(RLIMIT_NPROC, &(struct rlimit){limit, 20});
         int fds = count_fds();
         struct group g;
-        int r = group_try(&g, 3, command, false, test_err());
+        int r = group_try(&g, 3, command, test_err());
         group_free(&g);
         siginfo_t info;
         if (count_fds() != fds || waitid(P_ALL, 0, &info, WEXITED | WNOHANG) == 0)
@@ -508,7 +393,7 @@ TEST(m14_host_that_ignores_sigchld)
     }
     group_free(&g);
     const char *const command[] = {"/no/such/worker", NULL};
-    assert_int_equal(group_try(&g, 2, command, false, test_err()), COX_EXEC_FAILED);
+    assert_int_equal(group_try(&g, 2, command, test_err()), COX_EXEC_FAILED);
     group_free(&g);
     signal(SIGCHLD, SIG_DFL);
 }
