@@ -1,7 +1,7 @@
 set(control_socket_fixture
     ${CMAKE_CURRENT_LIST_DIR}/control_socket_fixture.c
     ${CMAKE_CURRENT_LIST_DIR}/../unit/channel_fixture.c)
-foreach(part control_socket control_socket_close runtime_dir control_connect fd_store)
+foreach(part control_socket control_socket_close control_connect fd_store)
     cox_test_program(test_multi_${part}
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/${part}_test.c ${control_socket_fixture} LIBS coxswain_channel)
     set(tier all)
@@ -12,3 +12,6 @@ foreach(part control_socket control_socket_close runtime_dir control_connect fd_
     cox_command_test(NAME multi/${part} LABEL multi TIER ${tier} TIMEOUT 120 PROCESSORS 2
         COMMAND test_multi_${part})
 endforeach()
+cox_command_test(NAME multi/runtime_dir LABEL multi TIER all TIMEOUT 120 PROCESSORS 2
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/runtime_dir_test.py ${PROJECT_BINARY_DIR}/bin
+            ${PROJECT_SOURCE_DIR})

@@ -1,3 +1,4 @@
+#include "channel/socket/runtime_dir.h"
 #include "channel/socket/socket.h"
 #include "tests/lib/rights.h"
 #include "channel_fixture.h"
@@ -568,4 +569,12 @@ SOCKET_TEST(k28_b9_b28_a_squatted_name_is_not_connected_to)
     assert_int_equal(fd, -1);
     tell(pipes[1]);
     child_join(pid);
+}
+
+SOCKET_TEST(a_runtime_directory_that_cannot_be_made_is_an_error)
+{
+    int fd = -7;
+    assert_refused(cox_runtime_dir_open("/dev/null/run", true, &fd, test_err()), -ENOTDIR,
+                   "/dev/null/run cannot be made");
+    assert_int_equal(fd, -7);
 }
