@@ -170,6 +170,11 @@ pid_t test_pid(struct test_group *group, uint32_t rank);
  * replaced. */
 void test_kill_rank(struct test_group *group, uint32_t rank);
 void test_restart_rank(struct test_group *group, uint32_t rank);
+/* An init without configuration, which has to succeed. */
+void test_init(struct test_group *group);
+/* As cox_executor_recover with patience; results may be NULL. */
+int test_recover(struct test_group *group, enum cox_recover_command command,
+                 struct cox_recover_result *results, struct cox_error *err);
 /* What cox_executor_read_status has of it. */
 struct cox_rank_status test_rank_status(struct cox_executor *executor, uint32_t rank);
 /* How many commands the process was asked so far, this one included: tells an old process from a

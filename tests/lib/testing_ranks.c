@@ -33,6 +33,21 @@ struct cox_rank_status test_rank_status(struct cox_executor *executor, uint32_t 
     return ranks[rank];
 }
 
+void test_init(struct test_group *group)
+{
+    struct cox_init_summary summary;
+    assert_ok(cox_executor_init(test_group_executor(group), NULL, 0, test_patience(), &summary,
+                                test_err()));
+}
+
+int test_recover(struct test_group *group, enum cox_recover_command command,
+                 struct cox_recover_result *results, struct cox_error *err)
+{
+    struct cox_recover_result own[COX_RANK_COUNT_MAX];
+    return cox_executor_recover(test_group_executor(group), command, test_patience(),
+                                results ? results : own, err);
+}
+
 void test_kill_rank(struct test_group *group, uint32_t rank)
 {
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};

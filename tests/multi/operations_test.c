@@ -7,13 +7,6 @@
 
 #define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 
-static void init_group(struct test_group *g)
-{
-    struct cox_init_summary summary;
-    assert_ok(
-        cox_executor_init(test_group_executor(g), NULL, 0, test_patience(), &summary, test_err()));
-}
-
 /* What a rank says to `tell`. */
 static void expect_told(struct test_group *g, uint32_t rank, const char *what, const char *expected)
 {
@@ -84,7 +77,7 @@ GROUP_TEST(m6_init_that_cannot_be_merged_is_refused, 4)
         assert_memory_equal(&summary, &untouched, sizeof summary);
         assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_INIT);
     }
-    init_group(g);
+    test_init(g);
 }
 
 /* ---- types ---- */
@@ -518,13 +511,6 @@ GROUP_TEST(m11_pulls_of_one_id_or_of_none_are_refused_before_they_are_sent, 2)
 
 /* ---- recovery ---- */
 
-static int recover(struct test_group *g, enum cox_recover_command command,
-                   struct cox_recover_result *results, struct cox_error *err)
-{
-    *err = (struct cox_error){0};
-    return cox_executor_recover(test_group_executor(g), command, test_patience(), results, err);
-}
-
 GROUP_TEST(m12_the_state_gate, 4)
 {
     struct cox_recover_result results[4];
@@ -547,12 +533,12 @@ GROUP_TEST(m12_the_state_gate, 4)
     for (size_t row = 0; row < 4; row++)
         for (int command = 0; command < 5; command++) {
             if (row > 0)
-                init_group(g);
+                test_init(g);
             for (int i = 0; rows[row].path[i] >= 0; i++)
-                assert_ok(
-                    recover(g, (enum cox_recover_command)rows[row].path[i], results, test_err()));
+                assert_ok(test_recover(g, (enum cox_recover_command)rows[row].path[i], results,
+                                       test_err()));
             assert_int_equal(cox_executor_engine_state(executor), rows[row].state);
-            int r = recover(g, (enum cox_recover_command)command, results, test_err());
+            int r = test_recover(g, (enum cox_recover_command)command, results, test_err());
             assert_int_equal(r, rows[row].legal[command] ? 0 : COX_STATE);
             enum cox_engine_state after =
                 r || command == COX_RECOVER_CLEAR ? rows[row].state : to[command];
@@ -572,12 +558,12 @@ GROUP_TEST(m12_the_state_gate, 4)
 GROUPS_TEST(m12_every_command_reaches_every_rank_in_order)
 {
     struct cox_recover_result results[8];
-    init_group(g);
+    test_init(g);
     static const enum cox_recover_command all[] = {COX_RECOVER_PAUSE,     COX_RECOVER_CLEAR,
                                                    COX_RECOVER_REINIT,    COX_RECOVER_START,
                                                    COX_RECOVER_PAUSE_NET, COX_RECOVER_START};
     for (size_t i = 0; i < 6; i++)
-        assert_ok(recover(g, all[i], results, test_err()));
+        assert_ok(test_recover(g, all[i], results, test_err()));
     for (uint32_t rank = 0; rank < n; rank++)
         expect_told(g, rank, "log", "pause;clear;reinit;start;pause_net;start;");
 }
@@ -586,10 +572,10 @@ GROUP_TEST(m12_a_rank_that_fails_or_is_silent_is_a_failure, 4)
 {
     struct test_pipe *pipe = test_pipe_new();
     struct cox_recover_result results[4];
-    init_group(g);
+    test_init(g);
     /* A result other than 0: told per rank, the others' kept, the state stays. */
     assert_int_equal(test_call(g, NULL, "only 2 recover pause 507 HCCL is stuck"), 0);
-    assert_refused(recover(g, COX_RECOVER_PAUSE, results, test_err()), COX_REJECTED,
+    assert_refused(test_recover(g, COX_RECOVER_PAUSE, results, test_err()), COX_REJECTED,
                    "rank 2 replied 507: HCCL is stuck");
     for (uint32_t rank = 0; rank < 4; rank++)
         assert_int_equal(results[rank].result, rank == 2 ? 507 : 0);
@@ -604,11 +590,11 @@ GROUP_TEST(m12_a_rank_that_fails_or_is_silent_is_a_failure, 4)
     assert_contains(results[1].text, "had not replied");
     assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_NORMAL);
     test_pipe_release(pipe, 1);
-    assert_ok(recover(g, COX_RECOVER_PAUSE, results, test_err()));
+    assert_ok(test_recover(g, COX_RECOVER_PAUSE, results, test_err()));
     /* A death. */
     assert_int_equal(test_call(g, NULL, "only 3 recover reinit block %s", test_pipe_path(pipe)), 0);
     assert_int_equal(kill(cox_executor_pid(executor, 3), SIGKILL), 0);
-    assert_int_equal(recover(g, COX_RECOVER_REINIT, results, test_err()), COX_PEER_DEAD);
+    assert_int_equal(test_recover(g, COX_RECOVER_REINIT, results, test_err()), COX_PEER_DEAD);
     assert_int_equal(results[3].result, -1);
     assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_PAUSE);
 }
@@ -616,21 +602,21 @@ GROUP_TEST(m12_a_rank_that_fails_or_is_silent_is_a_failure, 4)
 GROUP_TEST(m12_a_pause_that_came_to_some_ranks_only_is_undone_by_start, 4)
 {
     struct cox_recover_result results[4];
-    init_group(g);
-    assert_int_equal(recover(g, COX_RECOVER_START, results, test_err()), COX_STATE);
+    test_init(g);
+    assert_int_equal(test_recover(g, COX_RECOVER_START, results, test_err()), COX_STATE);
     assert_string_equal(results[0].text, "not asked");
     assert_int_equal(test_call(g, NULL, "only 2 recover pause 507 HCCL is stuck"), 0);
-    assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, test_err()), COX_REJECTED);
+    assert_int_equal(test_recover(g, COX_RECOVER_PAUSE, results, test_err()), COX_REJECTED);
     assert_true(cox_executor_partially_paused(executor));
-    assert_refused(recover(g, COX_RECOVER_REINIT, results, test_err()), COX_STATE,
+    assert_refused(test_recover(g, COX_RECOVER_REINIT, results, test_err()), COX_STATE,
                    "legal are pause, pause-net, clear, start");
-    assert_ok(recover(g, COX_RECOVER_START, results, test_err()));
+    assert_ok(test_recover(g, COX_RECOVER_START, results, test_err()));
     assert_false(cox_executor_partially_paused(executor));
     assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_NORMAL);
-    assert_int_equal(recover(g, COX_RECOVER_START, results, test_err()), COX_STATE);
+    assert_int_equal(test_recover(g, COX_RECOVER_START, results, test_err()), COX_STATE);
     /* None of them is, if none has taken it. */
     assert_int_equal(test_call(g, NULL, "recover pause 5 no"), 0);
-    assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, test_err()), COX_REJECTED);
+    assert_int_equal(test_recover(g, COX_RECOVER_PAUSE, results, test_err()), COX_REJECTED);
     assert_false(cox_executor_partially_paused(executor));
 }
 
@@ -643,7 +629,7 @@ static void *pause_main(void *argument)
 {
     struct other_thread *other = argument;
     struct cox_recover_result results[2];
-    other->result = recover(other->group, COX_RECOVER_PAUSE, results, test_err());
+    other->result = test_recover(other->group, COX_RECOVER_PAUSE, results, test_err());
     return NULL;
 }
 
@@ -653,7 +639,7 @@ GROUP_TEST(b2_a_call_behind_another_ends_at_its_deadline, 2)
     struct test_pipe *pipe = test_pipe_new();
     struct other_thread other = {.group = g};
     struct cox_recover_result results[2];
-    init_group(g);
+    test_init(g);
     assert_int_equal(test_call(g, NULL, "recover pause block %s", test_pipe_path(pipe)), 0);
     pthread_t thread = test_thread(pause_main, &other);
     test_await_lines(g, -1, "blocked", 2);
@@ -681,7 +667,7 @@ GROUPS_TEST(m1_recovery_and_faults_pass_a_blocked_execute_and_pull)
 {
     struct test_pipe *pipe = test_pipe_new();
     struct cox_recover_result results[8];
-    init_group(g);
+    test_init(g);
     assert_int_equal(test_call(g, NULL, "pull block %s", test_pipe_path(pipe)), 0);
     struct any_request any;
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_TRANSFER, test_handler, g), 0);
@@ -693,10 +679,10 @@ GROUPS_TEST(m1_recovery_and_faults_pass_a_blocked_execute_and_pull)
             test_submit(g, &test_all, i == 0 ? "block %s" : "echo %s", test_pipe_path(pipe)), 0);
     assert_int_equal(test_submit(g, &test_all, "echo"), COX_FULL);
     test_await_lines(g, -1, "blocked", 2 * n);
-    assert_ok(recover(g, COX_RECOVER_PAUSE, results, test_err()));
-    assert_ok(recover(g, COX_RECOVER_CLEAR, results, test_err()));
-    assert_ok(recover(g, COX_RECOVER_REINIT, results, test_err()));
-    assert_ok(recover(g, COX_RECOVER_START, results, test_err()));
+    assert_ok(test_recover(g, COX_RECOVER_PAUSE, results, test_err()));
+    assert_ok(test_recover(g, COX_RECOVER_CLEAR, results, test_err()));
+    assert_ok(test_recover(g, COX_RECOVER_REINIT, results, test_err()));
+    assert_ok(test_recover(g, COX_RECOVER_START, results, test_err()));
     struct cox_link_status links;
     assert_ok(cox_executor_link_status(executor, test_patience(), &links, test_err()));
     cox_link_status_deinit(&links);

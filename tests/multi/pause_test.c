@@ -28,9 +28,7 @@ static struct test_group *group_with(uint32_t rank_count, const char *const *com
     struct test_group *g =
         test_group_start(rank_count, START_WITH(.workers.command = command,
                                                 .times.finalize_ms = 500, .times.term_ms = 500));
-    struct cox_init_summary summary;
-    assert_ok(
-        cox_executor_init(test_group_executor(g), NULL, 0, test_patience(), &summary, test_err()));
+    test_init(g);
     return g;
 }
 
@@ -42,17 +40,9 @@ static struct test_group *group_of(uint32_t rank_count, const char *mode)
 
 /* ---- commands ---- */
 
-static int recover(struct test_group *g, enum cox_recover_command command,
-                   struct cox_recover_result *results, struct cox_error *err)
-{
-    *err = (struct cox_error){0};
-    return cox_executor_recover(test_group_executor(g), command, test_patience(), results, err);
-}
-
 static void expect_recovered(struct test_group *g, enum cox_recover_command command)
 {
-    struct cox_recover_result results[COX_RANK_COUNT_MAX];
-    int r = recover(g, command, results, test_err());
+    int r = test_recover(g, command, NULL, test_err());
     if (r)
         fail_msg("%s: %d: %s", cox_recover_command_name(command), r, test_error.text);
 }
@@ -295,8 +285,7 @@ struct pause_thread {
 static void *pause_main(void *argument)
 {
     struct pause_thread *pause = argument;
-    struct cox_recover_result results[RANK_COUNT];
-    pause->r = recover(pause->group, COX_RECOVER_PAUSE, results, &pause->err);
+    pause->r = test_recover(pause->group, COX_RECOVER_PAUSE, NULL, &pause->err);
     return NULL;
 }
 
@@ -383,7 +372,7 @@ TEST(m12_a_rank_that_stays_stuck_reports_it)
     await_others(g, COX_CHANNEL_EXECUTE, 1); /* it does not end before rank 1 has replied */
     for (int i = 0; i < 2; i++) {
         uint64_t ms = 0;
-        assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, test_err()), COX_REJECTED);
+        assert_int_equal(test_recover(g, COX_RECOVER_PAUSE, results, test_err()), COX_REJECTED);
         for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
             assert_int_equal(results[rank].result, rank == 1 ? COX_TIMEOUT : 0);
         assert_int_equal(sscanf(results[1].text, "stuck for %" SCNu64 " ms", &ms), 1);
@@ -602,7 +591,6 @@ static void pause_at_random(struct test_group *g, const struct chat *chat, int c
     traffic->group = g;
     traffic->chat = *chat;
     pthread_t thread = test_thread(traffic_main, traffic);
-    struct cox_recover_result results[RANK_COUNT];
     int r = 0;
     for (int i = 0; i < count && r == 0; i++) {
         const bool reinit = rand_r(&seed) % 3 == 0, again = rand_r(&seed) % 3 == 0;
@@ -610,11 +598,11 @@ static void pause_at_random(struct test_group *g, const struct chat *chat, int c
             for (uint64_t until_ns = cox_deadline_after_ns((uint64_t)rand_r(&seed) % linger_ns);
                  cox_now_ns() < until_ns;)
                 sched_yield(); /* somewhere in a step */
-        r = recover(g, again ? COX_RECOVER_PAUSE_NET : COX_RECOVER_PAUSE, results, test_err());
+        r = test_recover(g, again ? COX_RECOVER_PAUSE_NET : COX_RECOVER_PAUSE, NULL, test_err());
         if (r == 0 && reinit)
-            r = recover(g, COX_RECOVER_REINIT, results, test_err());
+            r = test_recover(g, COX_RECOVER_REINIT, NULL, test_err());
         if (r == 0)
-            r = recover(g, COX_RECOVER_START, results, test_err());
+            r = test_recover(g, COX_RECOVER_START, NULL, test_err());
     }
     atomic_store(&traffic->ends, true);
     pthread_join(thread, NULL);
@@ -723,10 +711,9 @@ static void model_hang(const int32_t *reference, const char *plan)
     AWAIT(atomic_load(&counts->struck));
     static const enum cox_recover_command commands[] = {COX_RECOVER_PAUSE, COX_RECOVER_CLEAR,
                                                         COX_RECOVER_REINIT, COX_RECOVER_START};
-    struct cox_recover_result results[RANK_COUNT];
     int r = 0;
     for (size_t i = 0; r == 0 && i < 4; i++)
-        r = recover(g, commands[i], results, test_err());
+        r = test_recover(g, commands[i], NULL, test_err());
     pthread_join(thread, NULL);
     const struct traffic ended = *traffic;
     free(traffic);

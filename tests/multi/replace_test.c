@@ -118,13 +118,6 @@ static void life_forget(const struct lives *lives, uint32_t incarnation)
     assert_int_equal(unlink(path), 0);
 }
 
-static void init(struct lives *lives)
-{
-    struct cox_init_summary summary;
-    assert_ok(cox_executor_init(test_group_executor(lives->group), NULL, 0, test_patience(),
-                                &summary, test_err()));
-}
-
 static void lives_start(struct lives *lives, uint32_t rank_count)
 {
     static char line[5000];
@@ -137,7 +130,7 @@ static void lives_start(struct lives *lives, uint32_t rank_count)
         lives->incarnations[rank] = 1;
     life_make(lives, 1);
     lives->group = test_group_start(rank_count, START_WITH(.workers.command = command));
-    init(lives);
+    test_init(lives->group);
     life_forget(lives, 1);
 }
 

@@ -40,13 +40,6 @@ static enum cox_engine_state state_of(struct test_group *g)
     return cox_executor_engine_state(test_group_executor(g));
 }
 
-static int recover(struct test_group *g, enum cox_recover_command command, struct cox_error *err)
-{
-    struct cox_recover_result results[COX_RANK_COUNT_MAX];
-    *err = (struct cox_error){0};
-    return cox_executor_recover(test_group_executor(g), command, test_patience(), results, err);
-}
-
 static const Coxswain__ExecuteRequest *step_empty(struct test_step *s)
 {
     test_step_init(s, 0, COXSWAIN__FORWARD_TYPE__MIXED);
@@ -375,18 +368,18 @@ TEST(m12_a_replay_leaves_a_paused_group_paused)
         OWN_GROUP *g = test_group_start(RANK_COUNT, NULL);
         init_group(g);
         for (int i = 0; i < rows[row].count; i++)
-            assert_ok(recover(g, rows[row].commands[i], test_err()));
+            assert_ok(test_recover(g, rows[row].commands[i], NULL, test_err()));
         test_kill_rank(g, 0);
         assert_int_equal(state_of(g), rows[row].state);
         test_restart_rank(g, 0);
         assert_ok(replay(g, test_err()));
         assert_int_equal(state_of(g), rows[row].state);
         assert_int_equal(step_call(g, test_err()), COX_STATE);
-        assert_ok(recover(g, COX_RECOVER_START, test_err()));
+        assert_ok(test_recover(g, COX_RECOVER_START, NULL, test_err()));
         assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
         expect_step(g);
         /* A new init is a new beginning. */
-        assert_ok(recover(g, COX_RECOVER_PAUSE, test_err()));
+        assert_ok(test_recover(g, COX_RECOVER_PAUSE, NULL, test_err()));
         init_group(g);
         assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
         expect_step(g);
@@ -408,10 +401,10 @@ GROUP_TEST(m12_an_init_that_failed_leaves_no_group_normal, RANK_COUNT)
     assert_int_equal(init_with(g, TELLING, 1, test_err()), COX_TIMEOUT);
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
     /* Nor does a start. */
-    assert_ok(recover(g, COX_RECOVER_PAUSE, test_err()));
+    assert_ok(test_recover(g, COX_RECOVER_PAUSE, NULL, test_err()));
     assert_int_equal(init_with(g, failing, 1, test_patience(), test_err()), COX_REJECTED);
     assert_int_equal(state_of(g), COX_ENGINE_PAUSE);
-    assert_ok(recover(g, COX_RECOVER_START, test_err()));
+    assert_ok(test_recover(g, COX_RECOVER_START, NULL, test_err()));
     assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
     init_group(g);
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
@@ -422,10 +415,10 @@ GROUP_TEST(m12_an_init_that_failed_leaves_no_group_normal, RANK_COUNT)
 GROUP_TEST(m12_a_start_makes_no_group_normal_with_a_rank_that_was_replaced, RANK_COUNT)
 {
     init_group(g);
-    assert_ok(recover(g, COX_RECOVER_PAUSE, test_err()));
+    assert_ok(test_recover(g, COX_RECOVER_PAUSE, NULL, test_err()));
     test_kill_rank(g, 1);
     test_restart_rank(g, 1);
-    assert_ok(recover(g, COX_RECOVER_START, test_err()));
+    assert_ok(test_recover(g, COX_RECOVER_START, NULL, test_err()));
     assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
     assert_ok(replay(g, test_err()));
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
@@ -437,16 +430,16 @@ GROUP_TEST(m12_a_pause_that_failed_outlives_a_replay_until_a_start, RANK_COUNT)
     init_group(g);
     assert_false(cox_executor_partially_paused(executor));
     assert_int_equal(test_call(g, NULL, "only 1 recover pause 5 no"), 0);
-    assert_int_equal(recover(g, COX_RECOVER_PAUSE, test_err()), COX_REJECTED);
+    assert_int_equal(test_recover(g, COX_RECOVER_PAUSE, NULL, test_err()), COX_REJECTED);
     test_kill_rank(g, 1);
     test_restart_rank(g, 1);
     assert_ok(replay(g, test_err()));
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
     assert_true(cox_executor_partially_paused(executor));
-    assert_ok(recover(g, COX_RECOVER_START, test_err()));
+    assert_ok(test_recover(g, COX_RECOVER_START, NULL, test_err()));
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
     assert_false(cox_executor_partially_paused(executor));
-    assert_int_equal(recover(g, COX_RECOVER_START, test_err()), COX_STATE);
+    assert_int_equal(test_recover(g, COX_RECOVER_START, NULL, test_err()), COX_STATE);
 }
 
 GROUP_TEST(m12_a_group_with_a_death_can_be_paused, RANK_COUNT)
@@ -455,8 +448,8 @@ GROUP_TEST(m12_a_group_with_a_death_can_be_paused, RANK_COUNT)
     test_kill_rank(g, 1);
     test_restart_rank(g, 1);
     assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
-    assert_refused(recover(g, COX_RECOVER_START, test_err()), COX_STATE, "ABNORMAL");
-    assert_ok(recover(g, COX_RECOVER_PAUSE, test_err()));
+    assert_refused(test_recover(g, COX_RECOVER_START, NULL, test_err()), COX_STATE, "ABNORMAL");
+    assert_ok(test_recover(g, COX_RECOVER_PAUSE, NULL, test_err()));
     assert_int_equal(state_of(g), COX_ENGINE_PAUSE);
 }
 
@@ -483,7 +476,7 @@ struct other_command {
 static void *recover_main(void *argument)
 {
     struct other_command *other = argument;
-    other->result = recover(other->group, other->command, test_err());
+    other->result = test_recover(other->group, other->command, NULL, test_err());
     return NULL;
 }
 
@@ -534,10 +527,10 @@ TEST(m12_steps_are_refused_while_the_engine_is_paused)
             expect_step(g);
     }
     /* One that is not legal bars nothing, and one that fails no more than before. */
-    assert_int_equal(recover(g, COX_RECOVER_REINIT, test_err()), COX_STATE);
+    assert_int_equal(test_recover(g, COX_RECOVER_REINIT, NULL, test_err()), COX_STATE);
     expect_step(g);
     assert_int_equal(test_call(g, NULL, "recover pause 5 no"), 0);
-    assert_int_equal(recover(g, COX_RECOVER_PAUSE, test_err()), COX_REJECTED);
+    assert_int_equal(test_recover(g, COX_RECOVER_PAUSE, NULL, test_err()), COX_REJECTED);
     expect_step(g);
 }
 
@@ -565,12 +558,12 @@ GROUP_TEST(m12_no_step_slips_in_behind_a_pause, RANK_COUNT)
         const uint64_t before = steps_served(g);
         pthread_t thread = test_thread(stepper_main, &other);
         AWAIT(steps_served(g) >= before + 3);
-        assert_ok(recover(g, COX_RECOVER_PAUSE, test_err()));
+        assert_ok(test_recover(g, COX_RECOVER_PAUSE, NULL, test_err()));
         const uint64_t paused = steps_served(g);
         pthread_join(thread, NULL);
         assert_int_equal(other.result, COX_STATE);
         assert_int_equal(steps_served(g), paused);
-        assert_ok(recover(g, COX_RECOVER_START, test_err()));
+        assert_ok(test_recover(g, COX_RECOVER_START, NULL, test_err()));
     }
 }
 
