@@ -84,7 +84,7 @@ int coxswain_worker_main(int argc, char **argv)
     static const struct cox_worker_callbacks callbacks = {
         .size = sizeof(struct cox_worker_callbacks), .opaque = worker_opaque};
     struct worker_context own = {0};
-    return group_worker_main(argc, argv, &callbacks, worker_parse, &own);
+    return group_worker_main(argc, argv, &callbacks, worker_parse, &own, NULL);
 }
 
 /* ---- rounds ---- */
@@ -186,15 +186,8 @@ static int run_submit(struct coxswain *c, size_t count)
     }
     if (r)
         return cox_fail(c->err, r, "%s", err.text);
-    while (sem_wait(&c->ended) < 0 && errno == EINTR)
-        continue;
+    group_sem_wait(&c->ended);
     return c->failure;
-}
-
-static void wait_through(sem_t *sem)
-{
-    while (sem_wait(sem) < 0 && errno == EINTR)
-        continue;
 }
 
 /* A sample ends in our thread, where a caller's ends. */
@@ -206,7 +199,7 @@ static int run_hand_offs(struct coxswain *c, size_t count)
         r = submit_next(c);
         if (r)
             break;
-        wait_through(&c->ended);
+        group_sem_wait(&c->ended);
         c->samples_ns[i] = cox_now_ns() - begin_ns;
         r = c->failure;
     }
@@ -249,7 +242,7 @@ static void *pong_main(void *context)
     struct ping *ping = context;
     run_on(ping->cpu);
     for (size_t i = 0; i < ping->count; i++) {
-        wait_through(&ping->there);
+        group_sem_wait(&ping->there);
         sem_post(&ping->back);
     }
     return NULL;
@@ -271,7 +264,7 @@ static int run_pings(struct coxswain *c, size_t count)
     for (size_t i = 0; r == 0 && i < count; i++) {
         const uint64_t begin_ns = cox_now_ns();
         sem_post(&ping.there);
-        wait_through(&ping.back);
+        group_sem_wait(&ping.back);
         c->samples_ns[i] = (cox_now_ns() - begin_ns) / 2;
     }
     if (r == 0)

@@ -3,15 +3,14 @@
 #include "channel/base/base_internal.h"
 #include "channel/base/futex.h"
 #include "channel/base/idioms.h"
+#include "group.h"
 #include "measure.h"
+#include "options.h"
+#include "rows.h"
 
-#include <coxswain/executor.h>
 #include <coxswain/requests.h>
-#include <coxswain/worker.h>
 
 #include <errno.h>
-#include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -24,6 +23,7 @@
 
 #define RANK_COUNT_MAX 16
 #define SAMPLES_MAX 100000
+#define TURNS_MAX 100
 #define PATIENCE_MS 60000
 /* A deadline is so far away, and up to so much more; evenly, so that it falls into every phase
  * of whatever ticks. */
@@ -32,27 +32,28 @@
 /* Of the requests beside that are in flight at a time on the execute channel: all that a group
  * takes. */
 #define BESIDE_DEPTH 4
-#define WORKER_FLAG "--worker"
 #define REQUEST_SIZE 256
 #define EVERY_RANK UINT32_MAX
 
 struct deadlines_options {
-    uint32_t rank_count;
-    /* of each row */
+    size_t rank_count;
+    /* of each row, in each turn */
     size_t samples;
+    /* each has a new group for every row */
+    size_t turns;
     /* The first deadline that passes has the stacks of all ranks gathered, as it does anywhere: at
      * most once in 10 s, by a process for each rank. Deadlines that pass meanwhile are late as
      * beside any other program. */
     bool stacks;
     /* NULL: none */
     const char *json_path;
-    FILE *json;
 };
 
 static const char usage_text[] =
     "usage: coxswain-deadlines [OPTION...]\n"
     "Asks all ranks for what one of them holds back, and tells how long after its deadline the request ends.\n"
-    "  --samples N  deadlines of each kind (500)\n"
+    "  --samples N  deadlines of each kind in a turn (69: the worst of those is their 99th percentile)\n"
+    "  --turns N    of all kinds, each with new groups (7)\n"
     "  --ranks N    workers of a group (8)\n"
     "  --stacks     with the stacks that a deadline has gathered, by a process for each rank\n"
     "  --json FILE  also writes everything to FILE\n";
@@ -109,16 +110,12 @@ static int worker_link_status(void *context, struct cox_arena *arena,
     return 0;
 }
 
-static int held_map(const char *path, struct held **ret_held)
+static int worker_parse(void *context, uint32_t rank, int argc, char **argv)
 {
-    int fd = open(path, O_RDWR | O_CLOEXEC);
-    void *map = fd < 0 ? MAP_FAILED
-                       : mmap(NULL, sizeof **ret_held, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    const int r = map == MAP_FAILED ? -errno : 0;
-    cox_close_fd(&fd);
-    if (r == 0)
-        *ret_held = map;
-    return r;
+    struct worker_context *own = context;
+    own->rank = rank;
+    own->held = argc == 1 ? group_memory_map(argv[0], sizeof *own->held) : NULL;
+    return own->held ? 0 : COX_INVALID;
 }
 
 /* --worker PATH: of the memory that says what is held. */
@@ -128,24 +125,8 @@ static int worker_main(int argc, char **argv)
                                                               sizeof(struct cox_worker_callbacks),
                                                           .opaque = worker_opaque,
                                                           .link_status = worker_link_status};
-    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct worker_context own = {0};
-    struct cox_worker *worker = NULL;
-    struct cox_error err = {0};
-    int r = cox_worker_options_parse(&options, &argc, argv, &err);
-    if (r == 0 && argc != 3)
-        r = cox_fail(&err, COX_INVALID, "expected " WORKER_FLAG " PATH");
-    own.rank = options.rank;
-    if (r == 0 && (r = held_map(argv[2], &own.held)) != 0)
-        cox_fail(&err, r, "%s: %s", argv[2], cox_status_text(r));
-    if (r == 0)
-        r = cox_worker_new(&options, &callbacks, &own, &worker, &err);
-    if (r == 0)
-        r = cox_worker_run(worker, &err);
-    if (r)
-        fprintf(stderr, "rank %" PRIu32 ": %s\n", options.rank, err.text);
-    cox_worker_free(worker);
-    return r != 0;
+    return group_worker_main(argc, argv, &callbacks, worker_parse, &own, NULL);
 }
 
 /* ---- a group ---- */
@@ -170,36 +151,28 @@ struct group {
     bool beside;
 };
 
-static void on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
+static int deadlines_start(struct group *group, const struct deadlines_options *asked,
+                           enum cox_attach attach, enum way way, struct cox_error *err)
 {
-    (void)context;
-    fprintf(stderr, "[rank %" PRIu32 "]%s %s\n", rank, is_stderr ? "" : ":", text);
-}
-
-static int group_start(struct group *group, uint32_t rank_count, bool stacks,
-                       enum cox_attach attach, enum way way, struct cox_error *err)
-{
-    char program[4096], path[64];
-    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    if (length < 0)
-        return cox_fail(err, -errno, "/proc/self/exe: %s", cox_status_text(-errno));
-    program[length] = '\0';
+    char program[4096], path[GROUP_PATH_SIZE];
+    void *memory = NULL;
+    _cox_cleanup_(cox_close_fd) int fd = -1;
     *group = (struct group){.way = way, .seed = UINT64_C(88172645463325252)};
     sem_init(&group->ended, 0, 0);
-    _cox_cleanup_(cox_close_fd) int fd = memfd_create("coxswain-deadlines", MFD_CLOEXEC);
-    if (fd < 0 || ftruncate(fd, sizeof *group->held) < 0)
-        return cox_fail(err, -errno, "memory for what is held: %s", cox_status_text(-errno));
-    snprintf(path, sizeof path, "/proc/%jd/fd/%d", (intmax_t)getpid(), fd);
-    int r = held_map(path, &group->held);
+    int r = options_program_path(program, sizeof program);
     if (r)
-        return cox_fail(err, r, "memory for what is held: %s", cox_status_text(r));
+        return cox_fail(err, r, "/proc/self/exe: %s", cox_status_text(r));
+    r = group_memory_new(sizeof *group->held, &fd, path, &memory, err);
+    if (r)
+        return r;
+    group->held = memory;
     const char *const command[] = {program, WORKER_FLAG, path, NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .rank_count = rank_count,
+                                                 .rank_count = (uint32_t)asked->rank_count,
                                                  .workers.command = command,
                                                  .memory.attach = attach,
-                                                 .recorder.stacks_off = !stacks,
-                                                 .hooks.line = on_line};
+                                                 .recorder.stacks_off = !asked->stacks,
+                                                 .hooks.line = group_show_line};
     return cox_executor_start(&options, &group->executor, err);
 }
 
@@ -340,8 +313,7 @@ static int ask(struct group *group, uint64_t deadline_ns, uint64_t *ret_ended_ns
                                        NULL, err);
         if (r)
             return r;
-        while (sem_wait(&group->ended) < 0 && errno == EINTR)
-            continue;
+        group_sem_wait(&group->ended);
         *ret_ended_ns = group->ended_ns;
         return group->status;
     case WAY_CALL:
@@ -367,12 +339,18 @@ static int settle(struct group *group, struct cox_error *err)
 }
 
 struct row {
+    enum cox_attach attach;
+    enum way way;
+    int load;
     uint64_t *late_ns;
     /* in turns with them: of a thread that only sleeps until a deadline */
     uint64_t *timer_ns;
+    /* of both, in all turns */
+    size_t count;
+    double p99_us[TURNS_MAX];
     /* ended by something else than the deadline, or before it */
     size_t wrong;
-    /* requests a second */
+    /* requests a second, in the last turn */
     double beside;
 };
 
@@ -384,19 +362,19 @@ static int measure_deadlines(const struct deadlines_options *options, struct gro
     for (size_t i = 0; r == 0 && i < options->samples; i++) {
         uint64_t ended_ns = 0;
         struct cox_error why = {0};
-        hold(group, options->rank_count, i);
+        hold(group, (uint32_t)options->rank_count, i);
         const uint64_t deadline_ns = cox_deadline_after_ns(away_ns(group));
         const int status = ask(group, deadline_ns, &ended_ns, &why);
         let_go(group);
         row->wrong += status != COX_TIMEOUT || ended_ns < deadline_ns;
-        row->late_ns[i] = ended_ns > deadline_ns ? ended_ns - deadline_ns : 0;
+        row->late_ns[row->count] = ended_ns > deadline_ns ? ended_ns - deadline_ns : 0;
         if (status < 0 || status == COX_PEER_DEAD || status == COX_CLOSED)
             r = cox_fail(err, status, "%s", why.text);
         else
             r = settle(group, err);
         const uint64_t timer_ns = cox_deadline_after_ns(away_ns(group));
         measure_sleep_until(timer_ns);
-        row->timer_ns[i] = measure_now_ns() - timer_ns;
+        row->timer_ns[row->count++] = measure_now_ns() - timer_ns;
     }
     row->beside = (double)(atomic_load(&group->beside_count) - begin_count) * 1e9 /
                   (double)(measure_now_ns() - begin_ns);
@@ -405,134 +383,120 @@ static int measure_deadlines(const struct deadlines_options *options, struct gro
 
 /* ---- rows ---- */
 
-static void row_print(const struct deadlines_options *options, enum cox_attach attach, enum way way,
-                      int load, struct row *row, bool first)
+static double quantile_us(const uint64_t *sorted_ns, size_t count, size_t percent)
 {
-    const char *attach_name = attach == COX_ATTACH_SEALED ? "sealed" : "named";
-    measure_sort(row->late_ns, options->samples);
-    measure_sort(row->timer_ns, options->samples);
-    const double p50 = (double)row->late_ns[options->samples / 2] / 1e3;
-    const double p99 = (double)row->late_ns[options->samples * 99 / 100] / 1e3;
-    const double max = (double)row->late_ns[options->samples - 1] / 1e3;
-    const double timer_p99 = (double)row->timer_ns[options->samples * 99 / 100] / 1e3;
-    const double timer_max = (double)row->timer_ns[options->samples - 1] / 1e3;
-    printf("%-6s  %-24s  %-15s  %9.0f  %7zu  %9.1f  %9.1f  %9.1f  %9.1f  %9.1f  %5zu\n",
-           attach_name, way_names[way], load_names[load], row->beside, options->samples, p50, p99,
-           max, timer_p99, timer_max, row->wrong);
-    fflush(stdout);
-    if (options->json)
-        fprintf(
-            options->json,
-            "%s\n  {\"attach\": \"%s\", \"by\": \"%s\", \"load\": \"%s\", \"ranks\": %" PRIu32
-            ", \"samples\": %zu, \"beside_per_s\": %.0f, \"late_p50_us\": %.1f, \"late_p99_us\": %.1f, \"late_max_us\": %.1f, \"timer_p99_us\": %.1f, \"timer_max_us\": %.1f, \"wrong\": %zu}",
-            first ? "" : ",", attach_name, way_names[way], load_names[load], options->rank_count,
-            options->samples, row->beside, p50, p99, max, timer_p99, timer_max, row->wrong);
+    return (double)sorted_ns[percent == 100 ? count - 1 : count * percent / 100] / 1e3;
 }
 
-static int measure_row(const struct deadlines_options *options, enum cox_attach attach,
-                       enum way way, int load, bool first, struct cox_error *err)
+/* Prints it, and adds it to the rows. A turn's p99 is disturbed where a program runs beside that
+ * turn alone; the median of those is not, and the same where nothing runs beside. */
+static void row_end(const struct deadlines_options *options, struct row *row, json_t *rows)
+{
+    const char *attach_name = row->attach == COX_ATTACH_SEALED ? "sealed" : "named";
+    const size_t n = row->count;
+    json_t *turns = rows_figures(row->p99_us, options->turns);
+    measure_sort(row->late_ns, n);
+    measure_sort(row->timer_ns, n);
+    const double p50 = quantile_us(row->late_ns, n, 50), all = quantile_us(row->late_ns, n, 99);
+    const double max = quantile_us(row->late_ns, n, 100);
+    const double timer_p99 = quantile_us(row->timer_ns, n, 99);
+    const double timer_max = quantile_us(row->timer_ns, n, 100);
+    const double p99 = measure_median(row->p99_us, options->turns);
+    printf("%-6s  %-24s  %-15s  %9.0f  %7zu  %9.1f  %9.1f  %9.1f  %9.1f  %9.1f  %9.1f  %5zu\n",
+           attach_name, way_names[row->way], load_names[row->load], row->beside, n, p50, p99, all,
+           max, timer_p99, timer_max, row->wrong);
+    fflush(stdout);
+    json_array_append_new(
+        rows,
+        json_pack("{s:s, s:s, s:s, s:i, s:i, s:f, s:f, s:f, s:o, s:f, s:f, s:f, s:f, s:i}",
+                  "attach", attach_name, "by", way_names[row->way], "load", load_names[row->load],
+                  "ranks", (int)options->rank_count, "samples", (int)n, "beside_per_s", row->beside,
+                  "late_p50_us", p50, "late_p99_us", p99, "late_p99_us_of_turns", turns,
+                  "late_p99_us_of_all", all, "late_max_us", max, "timer_p99_us", timer_p99,
+                  "timer_max_us", timer_max, "wrong", (int)row->wrong));
+}
+
+static int measure_turn(const struct deadlines_options *options, struct row *row, size_t turn,
+                        struct cox_error *err)
 {
     struct group group = {0};
-    struct row row = {.late_ns = calloc(options->samples, sizeof *row.late_ns),
-                      .timer_ns = calloc(options->samples, sizeof *row.timer_ns)};
-    int r = row.late_ns && row.timer_ns
-                ? group_start(&group, options->rank_count, options->stacks, attach, way, err)
-                : cox_fail(err, -ENOMEM, "no memory for samples");
-    if (r == 0 && way == WAY_SUBMIT)
+    int r = deadlines_start(&group, options, row->attach, row->way, err);
+    if (r == 0 && row->way == WAY_SUBMIT)
         r = cox_executor_set_handler(group.executor, COX_CHANNEL_EXECUTE, on_completion, &group);
-    if (r == 0 && load)
+    if (r == 0 && row->load)
         r = beside_start(&group, err);
     if (r == 0)
-        r = measure_deadlines(options, &group, &row, err);
+        r = measure_deadlines(options, &group, row, err);
     const int ended = beside_end(&group, err);
     r = r ? r : ended;
     group_free(&group);
-    if (r == 0)
-        row_print(options, attach, way, load, &row, first);
-    free(row.late_ns);
-    free(row.timer_ns);
-    return r;
+    if (r)
+        return r;
+    uint64_t *turn_ns = calloc(options->samples, sizeof *turn_ns);
+    if (!turn_ns)
+        return cox_fail(err, -ENOMEM, "no memory for samples");
+    memcpy(turn_ns, row->late_ns + row->count - options->samples,
+           options->samples * sizeof *turn_ns);
+    measure_sort(turn_ns, options->samples);
+    row->p99_us[turn] = quantile_us(turn_ns, options->samples, 99);
+    free(turn_ns);
+    return 0;
 }
 
-static int measure_all(const struct deadlines_options *options, struct cox_error *err)
+static int measure_all(const struct deadlines_options *options, json_t *json, struct cox_error *err)
 {
-    static const enum cox_attach attaches[] = {COX_ATTACH_NAMED, COX_ATTACH_SEALED};
+    static struct row rows[2 * WAY_COUNT * 2];
+    const size_t row_count = sizeof rows / sizeof *rows, count = options->samples * options->turns;
     int r = 0;
     printf(
-        "a request is held by one of %" PRIu32
+        "a request is held by one of %zu"
         " ranks; us from its deadline until the handler is entered (submit) or the call returns; timer: of a thread that only sleeps\n"
-        "%-6s  %-24s  %-15s  %9s  %7s  %9s  %9s  %9s  %9s  %9s  %5s\n",
-        options->rank_count, "attach", "by", "load", "beside/s", "samples", "p50", "p99", "max",
-        "timer p99", "timer max", "wrong");
-    for (int a = 0; r == 0 && a < 2; a++)
-        for (int way = 0; r == 0 && way < WAY_COUNT; way++)
-            for (int load = 0; r == 0 && load < 2; load++)
-                r = measure_row(options, attaches[a], (enum way)way, load, a + way + load == 0,
-                                err);
+        "%-6s  %-24s  %-15s  %9s  %7s  %9s  %9s  %9s  %9s  %9s  %9s  %5s\n",
+        options->rank_count, "attach", "by", "load", "beside/s", "samples", "p50", "p99", "p99 all",
+        "max", "timer p99", "timer max", "wrong");
+    for (size_t i = 0; r == 0 && i < row_count; i++) {
+        rows[i] = (struct row){.attach = i < row_count / 2 ? COX_ATTACH_NAMED : COX_ATTACH_SEALED,
+                               .way = (enum way)(i / 2 % WAY_COUNT),
+                               .load = i % 2,
+                               .late_ns = calloc(count, sizeof(uint64_t)),
+                               .timer_ns = calloc(count, sizeof(uint64_t))};
+        if (!rows[i].late_ns || !rows[i].timer_ns)
+            r = cox_fail(err, -ENOMEM, "no memory for samples");
+    }
+    for (size_t turn = 0; r == 0 && turn < options->turns; turn++)
+        for (size_t i = 0; r == 0 && i < row_count; i++)
+            r = measure_turn(options, &rows[i], turn, err);
+    for (size_t i = 0; i < row_count; i++) {
+        if (r == 0)
+            row_end(options, &rows[i], json);
+        free(rows[i].late_ns);
+        free(rows[i].timer_ns);
+    }
     return r;
 }
 
 /* ---- the program ---- */
 
-static bool parse_number(const char *text, size_t max, size_t *ret_value)
-{
-    char *end;
-    errno = 0;
-    unsigned long value = strtoul(text, &end, 10);
-    if (errno || end == text || *end || text[0] == '-' || value == 0 || value > max)
-        return false;
-    *ret_value = value;
-    return true;
-}
-
-/* Returns -1 to go on, or the exit status. */
-static int parse_options(int argc, char **argv, struct deadlines_options *options)
-{
-    static const struct option names[] = {
-        {"samples", required_argument, NULL, 's'}, {"ranks", required_argument, NULL, 'n'},
-        {"stacks", no_argument, NULL, 't'},        {"json", required_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
-    };
-    *options = (struct deadlines_options){.rank_count = 8, .samples = 500};
-    for (int option; (option = getopt_long(argc, argv, "", names, NULL)) != -1;) {
-        size_t number = options->rank_count;
-        bool good = option == 's'   ? parse_number(optarg, SAMPLES_MAX, &options->samples)
-                    : option == 'j' ? (options->json_path = optarg) != NULL
-                    : option == 't' ? (options->stacks = true)
-                    : option == 'n' ? parse_number(optarg, RANK_COUNT_MAX, &number)
-                                    : false;
-        options->rank_count = (uint32_t)number;
-        if (!good) {
-            fputs(usage_text, option == 'h' ? stdout : stderr);
-            return option == 'h' ? 0 : 2;
-        }
-    }
-    return -1;
-}
-
 int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], WORKER_FLAG) == 0)
         return worker_main(argc, argv);
-    struct deadlines_options options;
+    struct deadlines_options options = {.rank_count = 8, .samples = 69, .turns = 7};
+    const struct option_spec specs[] = {
+        {.name = "samples", .number = &options.samples, .min = 1, .max = SAMPLES_MAX},
+        {.name = "turns", .number = &options.turns, .min = 1, .max = TURNS_MAX},
+        {.name = "ranks", .number = &options.rank_count, .min = 1, .max = RANK_COUNT_MAX},
+        {.name = "stacks", .flag = &options.stacks},
+        {.name = "json", .text = &options.json_path},
+        {.name = NULL},
+    };
     struct cox_error err = {0};
-    int r = parse_options(argc, argv, &options);
+    int r = options_parse(argc, argv, specs, usage_text);
     if (r >= 0)
         return r;
-    options.json = options.json_path ? fopen(options.json_path, "we") : NULL;
-    if (options.json_path && !options.json) {
-        fprintf(stderr, "coxswain-deadlines: %s: %s\n", options.json_path, strerror(errno));
-        return 1;
-    }
-    if (options.json)
-        fputs("{\"rows\": [", options.json);
-    r = measure_all(&options, &err);
+    json_t *rows = json_array();
+    r = measure_all(&options, rows, &err);
     if (r)
         fprintf(stderr, "coxswain-deadlines: %s\n", err.text);
-    bool failed = options.json && (fputs("\n]}\n", options.json) < 0 || ferror(options.json));
-    if (options.json && (fclose(options.json) || failed)) {
-        fprintf(stderr, "coxswain-deadlines: %s could not be written\n", options.json_path);
-        r = 1;
-    }
-    return r != 0;
+    return rows_write("coxswain-deadlines", options.json_path, rows) || r != 0;
 }

@@ -4,14 +4,13 @@
 #include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "coordinator/executor/core.h"
+#include "group.h"
 #include "measure.h"
-
-#include <coxswain/executor.h>
-#include <coxswain/worker.h>
+#include "options.h"
+#include "rows.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
@@ -27,13 +26,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define SIZE_COUNT_MAX 8
 #define RANK_COUNT_MAX 16
 #define SERIES_MAX 100000
 #define DEADLINE_MS 60000
 /* What does not happen within this does not happen. */
 #define PATIENCE_MS 60000
-#define WORKER_FLAG "--worker"
 #define COORDINATOR_FLAG "--coordinator"
 #define HELD "held"
 
@@ -41,17 +38,14 @@ extern char **environ;
 
 struct deaths_options {
     /* private memory on top of what a worker has anyhow */
-    size_t sizes_mib[SIZE_COUNT_MAX];
-    size_t size_count;
-    uint32_t rank_count;
+    struct options_list sizes_mib;
+    size_t rank_count;
     /* of a worker, per size and way to wait */
     size_t kills;
     /* killed per state */
     size_t coordinators;
     /* NULL: none */
     const char *json_path;
-    /* kills of workers are written there, too */
-    FILE *json;
 };
 
 static const char usage_text[] =
@@ -86,37 +80,30 @@ static int worker_opaque(void *context, const uint8_t *request, size_t request_s
 }
 
 /* --worker RANK SIZE: that rank (-1: every rank) has so many MiB, and holds what it is asked. */
+static int worker_parse(void *context, uint32_t own_rank, int argc, char **argv)
+{
+    struct worker_context *own = context;
+    if (argc != 2)
+        return COX_INVALID;
+    const int rank = atoi(argv[0]);
+    const size_t size = (size_t)strtoul(argv[1], NULL, 10) << 20;
+    own->holds = rank < 0 || (uint32_t)rank == own_rank;
+    void *memory = own->holds && size ? mmap(NULL, size, PROT_READ | PROT_WRITE,
+                                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+                                      : NULL;
+    if (memory == MAP_FAILED)
+        return -errno;
+    if (memory)
+        memset(memory, 1, size);
+    return 0;
+}
+
 static int worker_main(int argc, char **argv)
 {
     static const struct cox_worker_callbacks callbacks = {
         .size = sizeof(struct cox_worker_callbacks), .opaque = worker_opaque};
-    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct worker_context own = {0};
-    struct cox_worker *worker = NULL;
-    struct cox_error err = {0};
-    int r = cox_worker_options_parse(&options, &argc, argv, &err);
-    if (r == 0 && argc != 4)
-        r = cox_fail(&err, COX_INVALID, "expected " WORKER_FLAG " RANK MIB");
-    if (r == 0) {
-        int rank = atoi(argv[2]);
-        size_t size = (size_t)strtoul(argv[3], NULL, 10) << 20;
-        own.holds = rank < 0 || (uint32_t)rank == options.rank;
-        void *memory = own.holds && size ? mmap(NULL, size, PROT_READ | PROT_WRITE,
-                                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-                                         : NULL;
-        if (memory == MAP_FAILED)
-            r = cox_fail(&err, -errno, "no memory");
-        else if (memory)
-            memset(memory, 1, size);
-    }
-    if (r == 0)
-        r = cox_worker_new(&options, &callbacks, &own, &worker, &err);
-    if (r == 0)
-        r = cox_worker_run(worker, &err);
-    if (r)
-        fprintf(stderr, "rank %" PRIu32 ": %s\n", options.rank, err.text);
-    cox_worker_free(worker);
-    return r != 0;
+    return group_worker_main(argc, argv, &callbacks, worker_parse, &own, NULL);
 }
 
 /* ---- groups ---- */
@@ -140,7 +127,7 @@ static void on_line(void *context, uint32_t rank, bool is_stderr, const char *te
     if (strcmp(text, HELD) == 0)
         sem_post(&group->held);
     else
-        fprintf(stderr, "[rank %" PRIu32 "]%s %s\n", rank, is_stderr ? "" : ":", text);
+        group_show_line(context, rank, is_stderr, text);
 }
 
 static void on_death(void *context, uint32_t rank, const char *text)
@@ -148,23 +135,14 @@ static void on_death(void *context, uint32_t rank, const char *text)
     (void)context, (void)rank, (void)text; /* that is what is measured */
 }
 
-static int program_path(char *program, size_t size, struct cox_error *err)
-{
-    ssize_t length = readlink("/proc/self/exe", program, size - 1);
-    if (length < 0)
-        return cox_fail(err, -errno, "/proc/self/exe: %s", cox_status_text(-errno));
-    program[length] = '\0';
-    return 0;
-}
-
 /* rank: the one that holds requests and has size_mib; -1: all ranks. */
-static int group_start(struct group *group, uint32_t rank_count, int rank, size_t size_mib,
-                       bool wrapped, struct cox_error *err)
+static int deaths_start(struct group *group, uint32_t rank_count, int rank, size_t size_mib,
+                        bool wrapped, struct cox_error *err)
 {
     char program[4096], rank_text[16], size_text[24];
-    int r = program_path(program, sizeof program, err);
+    int r = options_program_path(program, sizeof program);
     if (r)
-        return r;
+        return cox_fail(err, r, "/proc/self/exe: %s", cox_status_text(r));
     snprintf(rank_text, sizeof rank_text, "%d", rank);
     snprintf(size_text, sizeof size_text, "%zu", size_mib);
     const char *const direct[] = {program, WORKER_FLAG, rank_text, size_text, NULL};
@@ -189,12 +167,6 @@ static void group_free(struct group *group)
     group->executor = cox_executor_free(group->executor);
     sem_destroy(&group->held);
     sem_destroy(&group->ended);
-}
-
-static void sem_wait_through(sem_t *semaphore)
-{
-    while (sem_wait(semaphore) < 0 && errno == EINTR)
-        continue;
 }
 
 static void on_completion(void *context, const struct cox_completion *completion)
@@ -238,11 +210,14 @@ static void series_print(struct series *series)
 }
 
 /* Sorted by series_print. */
-static void series_write(FILE *file, const char *name, const struct series *series)
+static void series_json(json_t *row, const char *name, const struct series *series)
 {
-    fprintf(file, ", \"%s_p50_us\": %.1f, \"%s_p99_us\": %.1f", name,
-            (double)series->values_ns[series->count / 2] / 1e3, name,
-            (double)series->values_ns[series->count * 99 / 100] / 1e3);
+    char key[32];
+    for (int percent = 50; percent < 100; percent += 49) {
+        snprintf(key, sizeof key, "%s_p%d_us", name, percent);
+        const int64_t ns = series->values_ns[series->count * (size_t)percent / 100];
+        json_object_set_new(row, key, json_real((double)ns / 1e3));
+    }
 }
 
 static bool series_init(struct series *series, size_t capacity)
@@ -294,7 +269,7 @@ static void *killer_main(void *context)
 {
     struct killer *killer = context;
     struct pollfd fd = {.fd = killer->pidfd, .events = POLLIN};
-    sem_wait_through(&killer->group->held);
+    group_sem_wait(&killer->group->held);
     killer->resident_kib = resident_kib(killer->pid);
     killer->killed_ns = measure_now_ns();
     kill(killer->pid, SIGKILL);
@@ -308,7 +283,7 @@ static void *killer_main(void *context)
 static void *woken_main(void *context)
 {
     struct killer *killer = context;
-    sem_wait_through(&killer->seen);
+    group_sem_wait(&killer->seen);
     killer->woken_ns = measure_now_ns();
     return NULL;
 }
@@ -322,11 +297,11 @@ struct kill_row {
 };
 
 /* One group, one death, with a request in flight. */
-static int measure_kill(const struct deaths_options *options, size_t size_mib, bool by_call,
-                        uint32_t victim, struct kill_row *row, struct cox_error *err)
+static int measure_kill(uint32_t rank_count, size_t size_mib, bool by_call, uint32_t victim,
+                        struct kill_row *row, struct cox_error *err)
 {
     struct group group;
-    int r = group_start(&group, options->rank_count, (int)victim, size_mib, false, err);
+    int r = deaths_start(&group, rank_count, (int)victim, size_mib, false, err);
     if (r)
         return r;
     struct killer killer = {.group = &group, .pid = cox_executor_pid(group.executor, victim)};
@@ -354,7 +329,7 @@ static int measure_kill(const struct deaths_options *options, size_t size_mib, b
         if (r == 0)
             r = cox_executor_submit_opaque(group.executor, "", 1, &submit, NULL, err);
         if (r == 0)
-            sem_wait_through(&group.ended);
+            group_sem_wait(&group.ended);
     }
     if (r)
         sem_post(&group.held); /* there is nothing to measure; the thread is let go */
@@ -375,8 +350,9 @@ static int measure_kill(const struct deaths_options *options, size_t size_mib, b
 }
 
 static int measure_kills(const struct deaths_options *options, size_t size_mib, bool by_call,
-                         struct cox_error *err)
+                         json_t *rows, struct cox_error *err)
 {
+    const uint32_t rank_count = (uint32_t)options->rank_count;
     size_t kills = (options->kills + 1) / 2;
     struct kill_row row = {0};
     int r = 0;
@@ -384,8 +360,7 @@ static int measure_kills(const struct deaths_options *options, size_t size_mib, 
         !series_init(&row.control, kills))
         r = cox_fail(err, -ENOMEM, "no memory for samples");
     for (size_t i = 0; r == 0 && i < kills; i++)
-        r = measure_kill(options, size_mib, by_call, (uint32_t)(i % options->rank_count), &row,
-                         err);
+        r = measure_kill(rank_count, size_mib, by_call, (uint32_t)i % rank_count, &row, err);
     if (r == 0) {
         printf("%8.1f  %-6s  %6zu", (double)row.resident_kib / 1024 / (double)kills,
                by_call ? "call" : "submit", kills);
@@ -394,16 +369,13 @@ static int measure_kills(const struct deaths_options *options, size_t size_mib, 
         series_print(&row.control);
         printf("  %5zu\n", row.wrong);
         fflush(stdout);
-        if (options->json) {
-            fprintf(options->json, "%s\n  {\"resident_mib\": %.1f, \"by\": \"%s\", \"kills\": %zu",
-                    size_mib == options->sizes_mib[0] && !by_call ? "" : ",",
-                    (double)row.resident_kib / 1024 / (double)kills, by_call ? "call" : "submit",
-                    kills);
-            series_write(options->json, "kill", &row.from_kill);
-            series_write(options->json, "readable", &row.from_readable);
-            series_write(options->json, "control", &row.control);
-            fprintf(options->json, ", \"wrong\": %zu}", row.wrong);
-        }
+        json_t *json = json_pack(
+            "{s:f, s:s, s:i, s:i}", "resident_mib", (double)row.resident_kib / 1024 / (double)kills,
+            "by", by_call ? "call" : "submit", "kills", (int)kills, "wrong", (int)row.wrong);
+        series_json(json, "kill", &row.from_kill);
+        series_json(json, "readable", &row.from_readable);
+        series_json(json, "control", &row.control);
+        json_array_append_new(rows, json);
     }
     series_deinit(&row.from_kill);
     series_deinit(&row.from_readable);
@@ -441,7 +413,7 @@ static int coordinator_main(char **argv)
     size_t state = strtoul(argv[3], NULL, 10), size_mib = strtoul(argv[4], NULL, 10);
     struct group group;
     struct cox_error err = {0};
-    int r = group_start(&group, rank_count, -1, size_mib, states[state].wrapped, &err);
+    int r = deaths_start(&group, rank_count, -1, size_mib, states[state].wrapped, &err);
     const struct cox_submit_options submit = {.size = sizeof(struct cox_submit_options),
                                               .gather = COX_GATHER_ALL,
                                               .deadline_ns = COX_DEADLINE_NEVER};
@@ -450,7 +422,7 @@ static int coordinator_main(char **argv)
         if (r == 0)
             r = cox_executor_submit_opaque(group.executor, "", 1, &submit, NULL, &err);
         for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)
-            sem_wait_through(&group.held);
+            group_sem_wait(&group.held);
     }
     if (r) {
         fprintf(stderr, "coxswain-deaths: %s\n", err.text);
@@ -483,12 +455,12 @@ static int coordinator_start(const struct deaths_options *options, size_t state,
                              pid_t *ret_pid, pid_t *workers, struct cox_error *err)
 {
     char program[4096], ranks[16], number[16], size[24];
-    int out[2], r = program_path(program, sizeof program, err);
+    int out[2], r = options_program_path(program, sizeof program);
     if (r)
-        return r;
+        return cox_fail(err, r, "/proc/self/exe: %s", cox_status_text(r));
     if (pipe2(out, O_CLOEXEC) < 0)
         return cox_fail(err, -errno, "pipe: %s", cox_status_text(-errno));
-    snprintf(ranks, sizeof ranks, "%" PRIu32, options->rank_count);
+    snprintf(ranks, sizeof ranks, "%zu", options->rank_count);
     snprintf(number, sizeof number, "%zu", state);
     snprintf(size, sizeof size, "%zu", size_mib);
     char *const argv[] = {program, (char[]){COORDINATOR_FLAG}, ranks, number, size, NULL};
@@ -548,7 +520,7 @@ static int measure_coordinator(const struct deaths_options *options, size_t stat
     struct pollfd fds[1 + RANK_COUNT_MAX];
     int pidfds[1 + RANK_COUNT_MAX];
     uint64_t ends_ns[1 + RANK_COUNT_MAX] = {0};
-    uint32_t count = 1 + options->rank_count;
+    const uint32_t count = 1 + (uint32_t)options->rank_count;
     for (uint32_t i = 0; i < count; i++) {
         pidfds[i] = (int)syscall(SYS_pidfd_open, i ? workers[i - 1] : pid, 0);
         fds[i] = (struct pollfd){.fd = pidfds[i], .events = POLLIN};
@@ -589,79 +561,21 @@ static int measure_coordinators(const struct deaths_options *options, size_t sta
 
 /* ---- the program ---- */
 
-static bool parse_number(const char *text, size_t max, size_t *ret_value)
+static int measure_all(const struct deaths_options *options, json_t *rows, struct cox_error *err)
 {
-    char *end;
-    errno = 0;
-    unsigned long value = strtoul(text, &end, 10);
-    if (errno || end == text || *end || text[0] == '-' || value > max)
-        return false;
-    *ret_value = value;
-    return true;
-}
-
-static bool parse_sizes(const char *text, struct deaths_options *options)
-{
-    char copy[128];
-    char *rest = copy;
-    if (snprintf(copy, sizeof copy, "%s", text) >= (int)sizeof copy)
-        return false;
-    options->size_count = 0;
-    for (char *item; (item = strsep(&rest, ",")) != NULL; options->size_count++)
-        if (options->size_count == SIZE_COUNT_MAX ||
-            !parse_number(item, 1 << 20, &options->sizes_mib[options->size_count]))
-            return false;
-    return true;
-}
-
-/* Returns -1 to go on, or the exit status. */
-static int parse_options(int argc, char **argv, struct deaths_options *options)
-{
-    static const struct option names[] = {
-        {"kills", required_argument, NULL, 'k'},
-        {"coordinators", required_argument, NULL, 'c'},
-        {"sizes", required_argument, NULL, 's'},
-        {"ranks", required_argument, NULL, 'n'},
-        {"json", required_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
-    };
-    *options = (struct deaths_options){.sizes_mib = {0, 64, 512},
-                                       .size_count = 3,
-                                       .rank_count = 2,
-                                       .kills = 1000,
-                                       .coordinators = 200};
-    for (int option; (option = getopt_long(argc, argv, "", names, NULL)) != -1;) {
-        size_t number = options->rank_count;
-        bool good = option == 's'   ? parse_sizes(optarg, options)
-                    : option == 'k' ? parse_number(optarg, SERIES_MAX, &options->kills)
-                    : option == 'c' ? parse_number(optarg, SERIES_MAX, &options->coordinators)
-                    : option == 'j' ? (options->json_path = optarg) != NULL
-                    : option == 'n' ? parse_number(optarg, RANK_COUNT_MAX, &number) && number > 0
-                                    : false;
-        options->rank_count = (uint32_t)number;
-        if (!good) {
-            fputs(usage_text, option == 'h' ? stdout : stderr);
-            return option == 'h' ? 0 : 2;
-        }
-    }
-    return -1;
-}
-
-static int measure_all(const struct deaths_options *options, struct cox_error *err)
-{
+    const struct options_list *sizes = &options->sizes_mib;
     int r = 0;
     if (options->kills) {
-        printf("a worker is killed with a request in its hand; %" PRIu32
+        printf("a worker is killed with a request in its hand; %zu"
                " ranks; us until the handler is entered (submit) or the call returns\n"
                "%8s  %-6s  %6s  %31s  %31s  %31s  %5s\n"
                "%8s  %-6s  %6s  %9s  %9s  %9s  %9s  %9s  %9s  %9s  %9s  %9s\n",
                options->rank_count, "resident", "", "", "from kill()", "from its pidfd readable",
                "to a thread that is woken", "wrong", "MiB", "by", "kills", "p50", "p99", "max",
                "p50", "p99", "max", "p50", "p99", "max");
-        for (size_t s = 0; r == 0 && s < options->size_count; s++)
+        for (size_t s = 0; r == 0 && s < sizes->count; s++)
             for (int by_call = 0; r == 0 && by_call < 2; by_call++)
-                r = measure_kills(options, options->sizes_mib[s], by_call, err);
+                r = measure_kills(options, sizes->values[s], by_call, rows, err);
     }
     if (r == 0 && options->coordinators) {
         printf(
@@ -669,9 +583,9 @@ static int measure_all(const struct deaths_options *options, struct cox_error *e
             "MiB", "workers", "kills", "p50", "p99", "max", "never");
         for (size_t state = 0; r == 0 && state < STATE_COUNT; state++)
             r = measure_coordinators(options, state, 0, err);
-        for (size_t s = 0; r == 0 && s < options->size_count; s++)
-            if (options->sizes_mib[s])
-                r = measure_coordinators(options, 0, options->sizes_mib[s], err);
+        for (size_t s = 0; r == 0 && s < sizes->count; s++)
+            if (sizes->values[s])
+                r = measure_coordinators(options, 0, sizes->values[s], err);
     }
     return r;
 }
@@ -682,25 +596,23 @@ int main(int argc, char **argv)
         return worker_main(argc, argv);
     if (argc == 5 && strcmp(argv[1], COORDINATOR_FLAG) == 0)
         return coordinator_main(argv);
-    struct deaths_options options;
+    struct deaths_options options = {
+        .sizes_mib = {{0, 64, 512}, 3}, .rank_count = 2, .kills = 1000, .coordinators = 200};
+    const struct option_spec specs[] = {
+        {.name = "kills", .number = &options.kills, .max = SERIES_MAX},
+        {.name = "coordinators", .number = &options.coordinators, .max = SERIES_MAX},
+        {.name = "sizes", .list = &options.sizes_mib, .max = 1 << 20},
+        {.name = "ranks", .number = &options.rank_count, .min = 1, .max = RANK_COUNT_MAX},
+        {.name = "json", .text = &options.json_path},
+        {.name = NULL},
+    };
     struct cox_error err = {0};
-    int r = parse_options(argc, argv, &options);
+    int r = options_parse(argc, argv, specs, usage_text);
     if (r >= 0)
         return r;
-    options.json = options.json_path ? fopen(options.json_path, "we") : NULL;
-    if (options.json_path && !options.json) {
-        fprintf(stderr, "coxswain-deaths: %s: %s\n", options.json_path, strerror(errno));
-        return 1;
-    }
-    if (options.json)
-        fputs("{\"rows\": [", options.json);
-    r = measure_all(&options, &err);
+    json_t *rows = json_array();
+    r = measure_all(&options, rows, &err);
     if (r)
         fprintf(stderr, "coxswain-deaths: %s\n", err.text);
-    bool failed = options.json && (fputs("\n]}\n", options.json) < 0 || ferror(options.json));
-    if (options.json && (fclose(options.json) || failed)) {
-        fprintf(stderr, "coxswain-deaths: %s could not be written\n", options.json_path);
-        r = 1;
-    }
-    return r != 0;
+    return rows_write("coxswain-deaths", options.json_path, rows) || r != 0;
 }

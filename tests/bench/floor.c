@@ -4,17 +4,16 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <semaphore.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
+#include "group.h"
 #include "load.h"
+#include "peers/workers.h"
 
 #define LINE_SIZE 128
 
@@ -58,17 +57,10 @@ struct floor {
     uint8_t *copies;
     /* the coordinator's, and a worker's own count */
     uint32_t round;
-    pid_t *pids;
-    uint32_t started;
+    struct workers workers;
 };
 
 /* ---- semaphores ---- */
-
-static void sem_wait_through(sem_t *sem)
-{
-    while (sem_wait(sem) < 0 && errno == EINTR)
-        continue;
-}
 
 static void semaphore_request_post(struct floor *floor)
 {
@@ -79,7 +71,7 @@ static void semaphore_request_post(struct floor *floor)
 static void semaphore_request_wait(struct floor *floor, uint32_t rank, uint32_t round)
 {
     (void)round;
-    sem_wait_through(&floor->pairs[rank].request);
+    group_sem_wait(&floor->pairs[rank].request);
 }
 
 static void semaphore_reply_post(struct floor *floor, uint32_t rank, uint32_t round)
@@ -90,7 +82,7 @@ static void semaphore_reply_post(struct floor *floor, uint32_t rank, uint32_t ro
 
 static void semaphore_reply_wait(struct floor *floor, uint32_t rank)
 {
-    sem_wait_through(&floor->pairs[rank].reply);
+    group_sem_wait(&floor->pairs[rank].reply);
 }
 
 static const struct gate semaphore_gate = {semaphore_request_post, semaphore_request_wait,
@@ -149,13 +141,13 @@ static size_t align_up(size_t size)
     return (size + LINE_SIZE - 1) / LINE_SIZE * LINE_SIZE;
 }
 
-static _Noreturn void worker_main(struct floor *floor, uint32_t rank, pid_t coordinator)
+static const char *worker_main(const void *context, uint32_t rank)
 {
+    struct floor own = *(const struct floor *)context, *floor = &own;
     struct load load;
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != coordinator ||
-        load_init(&load, floor->options.request_size, floor->options.reply_size) ||
+    if (load_init(&load, floor->options.request_size, floor->options.reply_size) ||
         load_copy_init(&load))
-        _exit(1);
+        return "no memory";
     for (uint32_t round = 1;; round++) {
         floor->gate->request_wait(floor, rank, round);
         load_answer_copy(&load, floor->request, rank, floor->replies + rank * floor->reply_stride);
@@ -190,15 +182,10 @@ static int map_memory(struct floor *floor)
 static void floor_stop(void *subject)
 {
     struct floor *floor = subject;
-    for (uint32_t rank = 0; rank < floor->started; rank++) {
-        kill(floor->pids[rank], SIGKILL);
-        while (waitpid(floor->pids[rank], NULL, 0) < 0 && errno == EINTR)
-            continue;
-    }
+    workers_stop(&floor->workers);
     if (floor->words)
         munmap(floor->words, floor->map_size);
     free(floor->copies);
-    free(floor->pids);
     free(floor);
 }
 
@@ -213,22 +200,16 @@ static int floor_start(const struct gate *gate, const struct subject_options *op
     int r = map_memory(floor);
     if (r == 0) {
         floor->copies = calloc(options->rank_count, floor->reply_stride);
-        floor->pids = calloc(options->rank_count, sizeof *floor->pids);
-        r = floor->copies && floor->pids ? 0 : -ENOMEM;
+        r = floor->copies ? 0 : -ENOMEM;
     }
-    const pid_t coordinator = getpid();
-    while (r == 0 && floor->started < options->rank_count) {
-        pid_t pid = fork();
-        if (pid == 0)
-            worker_main(floor, floor->started, coordinator);
-        if (pid < 0)
-            r = -errno;
-        else
-            floor->pids[floor->started++] = pid;
-    }
+    if (r)
+        cox_fail(err, r, "starting a floor: %s", cox_status_text(r));
+    else
+        r = workers_start(&floor->workers, options->rank_count, worker_main, floor, err);
+    workers_go(&floor->workers);
     if (r) {
         floor_stop(floor);
-        return cox_fail(err, r, "starting a floor: %s", cox_status_text(r));
+        return r;
     }
     *ret_subject = floor;
     return 0;

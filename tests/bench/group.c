@@ -1,12 +1,16 @@
 #include "group.h"
 
+#include "channel/base/idioms.h"
 #include "channel/base/spin.h"
+#include "options.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 /* What a region holds in each of its parts without being asked for more. */
@@ -76,7 +80,7 @@ int group_flavour_parse(int *argc, char **argv, struct group_flavour *ret_flavou
     return r;
 }
 
-static void show_line(void *context, uint32_t rank, bool is_stderr, const char *text)
+void group_show_line(void *context, uint32_t rank, bool is_stderr, const char *text)
 {
     (void)context;
     (void)is_stderr;
@@ -96,10 +100,9 @@ int group_start(const struct group_flavour *flavour, uint32_t rank_count, size_t
 {
     char program[4096];
     const char *command[WORD_COUNT_MAX + 3] = {program, WORKER_FLAG};
-    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    if (length < 0)
-        return cox_fail(err, -errno, "/proc/self/exe: %s", cox_status_text(-errno));
-    program[length] = '\0';
+    int r = options_program_path(program, sizeof program);
+    if (r)
+        return cox_fail(err, r, "/proc/self/exe: %s", cox_status_text(r));
     if (flavour->worker_program)
         command[0] = flavour->worker_program;
     for (int i = 0; i < WORD_COUNT_MAX && words[i]; i++)
@@ -113,7 +116,7 @@ int group_start(const struct group_flavour *flavour, uint32_t rank_count, size_t
         .spin = flavour->spin,
         .collect = flavour->by == GROUP_BY_COLLECT || flavour->by == GROUP_BY_POLL,
         .memory.attach = flavour->sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
-        .hooks.line = show_line,
+        .hooks.line = group_show_line,
     };
     options.memory.request_size[COX_CHANNEL_EXECUTE] =
         region_size(depth, request_size, FRAME_SIZE_DEFAULT);
@@ -124,21 +127,49 @@ int group_start(const struct group_flavour *flavour, uint32_t rank_count, size_t
 
 int group_worker_main(int argc, char **argv, const struct cox_worker_callbacks *callbacks,
                       int (*parse)(void *context, uint32_t rank, int argc, char **argv),
-                      void *context)
+                      void *context, struct cox_worker **worker)
 {
     struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
-    struct cox_worker *worker = NULL;
+    struct cox_worker *unnamed = NULL;
+    worker = worker ? worker : &unnamed;
     struct cox_error err = {0};
     int r = cox_worker_options_parse(&options, &argc, argv, &err);
     if (r == 0 && (r = parse(context, options.rank, argc - 2, argv + 2)) != 0)
         cox_fail(&err, r, "started with other words than expected");
     if (r == 0)
-        r = cox_worker_new(&options, callbacks, context, &worker, &err);
+        r = cox_worker_new(&options, callbacks, context, worker, &err);
     if (r == 0)
-        r = cox_worker_run(worker, &err);
+        r = cox_worker_run(*worker, &err);
     if (r)
         fprintf(stderr, "rank %" PRIu32 ": %s\n", options.rank,
                 err.text[0] ? err.text : cox_status_text(r));
-    cox_worker_free(worker);
+    cox_worker_free(*worker);
     return r != 0;
+}
+
+void group_sem_wait(sem_t *semaphore)
+{
+    while (sem_wait(semaphore) < 0 && errno == EINTR)
+        continue;
+}
+
+void *group_memory_map(const char *path, size_t size)
+{
+    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDWR | O_CLOEXEC);
+    void *memory =
+        fd < 0 ? MAP_FAILED : mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+int group_memory_new(size_t size, int *ret_fd, char *path, void **ret_memory, struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int fd = memfd_create("coxswain-bench", MFD_CLOEXEC);
+    snprintf(path, GROUP_PATH_SIZE, "/proc/%jd/fd/%d", (intmax_t)getpid(), fd);
+    void *memory = fd < 0 || ftruncate(fd, (off_t)size) < 0 ? NULL : group_memory_map(path, size);
+    if (!memory)
+        return cox_fail(err, -errno, "shared memory: %s", cox_status_text(-errno));
+    *ret_fd = fd;
+    *ret_memory = memory;
+    fd = -1;
+    return 0;
 }

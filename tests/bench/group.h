@@ -8,6 +8,8 @@
 #ifndef BENCH_GROUP_H
 #define BENCH_GROUP_H
 
+#include <semaphore.h>
+
 #include <coxswain/executor.h>
 #include <coxswain/worker.h>
 
@@ -55,9 +57,23 @@ int group_start(const struct group_flavour *flavour, uint32_t rank_count, size_t
                 struct cox_error *err);
 
 /* Runs a worker, after WORKER_FLAG was seen; `callbacks` get context. argv after WORKER_FLAG has
- * the caller's arguments: `parse` is called with those, and the rank. Returns the exit status. */
+ * the caller's arguments: `parse` is called with those, and the rank. worker: where the worker is
+ * while it runs; NULL: nowhere. Returns the exit status. */
 int group_worker_main(int argc, char **argv, const struct cox_worker_callbacks *callbacks,
                       int (*parse)(void *context, uint32_t rank, int argc, char **argv),
-                      void *context);
+                      void *context, struct cox_worker **worker);
+
+/* A line hook: what workers print goes to stderr. */
+void group_show_line(void *context, uint32_t rank, bool is_stderr, const char *text);
+/* Blocks through signals. */
+void group_sem_wait(sem_t *semaphore);
+
+/* Memory of a coordinator and its workers, which are given its path, of at least PATH_SIZE. The
+ * caller owns the fd, for which the path stands, and the mapping. Returns 0 or an error. */
+#define GROUP_PATH_SIZE 64
+int group_memory_new(size_t size, int *ret_fd, char *path, void **ret_memory,
+                     struct cox_error *err);
+/* Of a path that a worker was given; NULL: errno says why. */
+void *group_memory_map(const char *path, size_t size);
 
 #endif

@@ -37,6 +37,12 @@ double measure_median(double *values, size_t count)
     return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
 }
 
+double measure_quantile(double *values, size_t count, double share)
+{
+    qsort(values, count, sizeof *values, compare_values);
+    return values[(size_t)(share * (double)(count - 1) + 0.5)];
+}
+
 void measure_sort(uint64_t *samples_ns, size_t count)
 {
     qsort(samples_ns, count, sizeof *samples_ns, compare_samples);

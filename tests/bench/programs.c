@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -22,61 +23,32 @@ struct program {
     const char *title;
     const char *file;
     enum placement placement;
-    /* NULL-terminated */
-    const char *words[WORD_COUNT_MAX], *brief_words[WORD_COUNT_MAX], *quick_words[WORD_COUNT_MAX];
+    /* with spaces between: of a whole run, a brief one, a quick one */
+    const char *words, *brief_words, *quick_words;
 };
 
 static const struct program programs[] = {
-    {"deaths",
-     "A worker dies",
-     "coxswain-deaths",
-     PLACEMENT_FREE,
-     {"--kills", "1000", "--coordinators", "0", "--sizes", "0,64", NULL},
-     {"--kills", "20", "--coordinators", "0", "--sizes", "0,64", NULL},
-     {"--kills", "4", "--coordinators", "0", "--sizes", "0", NULL}},
-    {"deadlines",
-     "A deadline passes",
-     "coxswain-deadlines",
-     PLACEMENT_FREE,
-     {"--samples", "500", NULL},
-     {"--samples", "20", NULL},
-     {"--samples", "4", NULL}},
-    {"replace",
-     "A rank is replaced",
-     "coxswain-replace",
-     PLACEMENT_FREE,
-     {"--ranks", "2,4,8", "--runs", "30", NULL},
-     {"--ranks", "2,4,8", "--runs", "4", NULL},
-     {"--ranks", "2", "--runs", "2", NULL}},
-    {"ranks",
-     "Ranks among themselves",
-     "coxswain-ranks",
-     PLACEMENT_FREE,
-     {"--ranks", "2,4,8,16", "--rounds", "200", "--slices", "9", NULL},
-     {"--ranks", "2,4,8,16", "--rounds", "20", "--slices", "3", NULL},
-     {"--ranks", "8", "--rounds", "5", "--slices", "1", NULL}},
-    {"ranks",
-     "Ranks among themselves",
-     "coxswain-ranks",
-     PLACEMENT_ONE,
-     {"--ranks", "8", "--rounds", "200", "--slices", "9", NULL},
-     {"--ranks", "8", "--rounds", "20", "--slices", "3", NULL},
-     {"--ranks", "8", "--rounds", "5", "--slices", "1", NULL}},
-    {"pull",
-     "KV blocks are pulled",
-     "coxswain-pull",
-     PLACEMENT_FREE,
-     {"--pairs", "15", NULL},
-     {"--pairs", "3", NULL},
-     {"--bytes", "4194304", "--pairs", "2", NULL}},
+    /* clang-format off */
+    {"deaths", "A worker dies", "coxswain-deaths", PLACEMENT_FREE,
+     "--kills 1000 --coordinators 0 --sizes 0,64", "--kills 20 --coordinators 0 --sizes 0,64",
+     "--kills 4 --coordinators 0 --sizes 0"},
+    {"deadlines", "A deadline passes", "coxswain-deadlines", PLACEMENT_FREE,
+     "--samples 69 --turns 7", "--samples 20 --turns 1", "--samples 4 --turns 1"},
+    {"replace", "A rank is replaced", "coxswain-replace", PLACEMENT_FREE,
+     "--ranks 2,4,8 --runs 30", "--ranks 2,4,8 --runs 4", "--ranks 2 --runs 2"},
+    {"ranks", "Ranks among themselves", "coxswain-ranks", PLACEMENT_FREE,
+     "--ranks 2,4,8,16 --rounds 80 --slices 3 --sets 9",
+     "--ranks 2,4,8,16 --rounds 10 --slices 1 --sets 3",
+     "--ranks 8 --rounds 5 --slices 1 --sets 1"},
+    {"ranks", "Ranks among themselves", "coxswain-ranks", PLACEMENT_ONE,
+     "--ranks 8 --rounds 80 --slices 3 --sets 9", "--ranks 8 --rounds 10 --slices 1 --sets 3",
+     "--ranks 8 --rounds 5 --slices 1 --sets 1"},
+    {"pull", "KV blocks are pulled", "coxswain-pull", PLACEMENT_FREE, "--pairs 15", "--pairs 3",
+     "--bytes 4194304 --pairs 2"},
     /* What a step of the model spends in the channel and in the group. */
-    {"model",
-     "The model",
-     "share.py",
-     PLACEMENT_FREE,
-     {NULL},
-     {"--prompts", "24", "--runs", "1", NULL},
-     {"--ranks", "1,4", "--prompts", "24", "--runs", "1", NULL}},
+    {"model", "The model", "share.py", PLACEMENT_FREE, "", "--prompts 24 --runs 1",
+     "--ranks 1,4 --prompts 24 --runs 1"},
+    /* clang-format on */
 };
 
 /* Returns the status, or -errno. -ETIME: the time of the run was over, and it was killed. */
@@ -104,7 +76,7 @@ static int run_and_wait(const struct bench *bench, const char *const *argv,
             return status;
         if (ended < 0 && errno != EINTR)
             return -errno;
-        if (ended == 0 && bench_is_over(bench)) {
+        if (ended <= 0 && bench_is_over(bench)) {
             procfs_tree(pid, &tree);
             procfs_end(&tree);
             return -ETIME;
@@ -140,12 +112,14 @@ static void rows_add(struct bench *bench, const struct program *program, json_t 
 
 static void program_run(struct bench *bench, const struct program *program)
 {
-    const char *const *words = bench->quick   ? program->quick_words
-                               : bench->brief ? program->brief_words
-                                              : program->words;
-    char path[4096 + 64], json_path[64];
+    char path[4096 + 64], json_path[64], copy[128];
+    char *words = copy;
     const char *argv[WORD_COUNT_MAX + 4] = {path};
     size_t n = 1;
+    snprintf(copy, sizeof copy, "%s",
+             bench->quick   ? program->quick_words
+             : bench->brief ? program->brief_words
+                            : program->words);
     snprintf(path, sizeof path, "%s/%s", bench->folder, program->file);
     if (access(path, X_OK) < 0)
         return;
@@ -153,10 +127,9 @@ static void program_run(struct bench *bench, const struct program *program)
     if (fd < 0)
         return;
     snprintf(json_path, sizeof json_path, "/proc/%d/fd/%d", (int)getpid(), fd);
-    while (words[n - 1]) {
-        argv[n] = words[n - 1];
-        n++;
-    }
+    for (char *word; n <= WORD_COUNT_MAX && (word = strsep(&words, " ")) != NULL;)
+        if (*word)
+            argv[n++] = word;
     argv[n++] = "--json";
     argv[n++] = json_path;
     fprintf(stderr, "coxswain-bench: %s, after %.0f s\n", program->name,

@@ -9,12 +9,13 @@
  * speed. */
 #include "channel/base/idioms.h"
 #include "measure.h"
+#include "options.h"
+#include "rows.h"
 
 #include <coxswain/handle.h>
 #include <coxswain/kv.h>
 
 #include <errno.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -27,7 +28,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define SIZE_COUNT_MAX 16
 #define PAIR_COUNT_MAX 10000
 #define GENERATION 7
 
@@ -36,9 +36,8 @@ static const char *const kind_names[KIND_COUNT] = {"pull", "memcpy_same", "memcp
 
 struct pull_options {
     /* of a block */
-    uint64_t sizes[SIZE_COUNT_MAX];
-    size_t size_count;
-    uint64_t pool_size;
+    struct options_list sizes;
+    size_t pool_size;
     size_t pairs;
     /* NULL: none */
     const char *json_path;
@@ -290,18 +289,16 @@ static double speed_median(const struct run *run, const uint64_t *samples, size_
     return measure_median(scratch, pairs);
 }
 
-static void row_write(FILE *file, const struct run *run, uint64_t *const samples[KIND_COUNT],
-                      size_t pairs)
+static json_t *row_json(const struct run *run, uint64_t *const samples[KIND_COUNT], size_t pairs)
 {
-    fprintf(file, "{\"block_bytes\": %" PRIu64 ", \"blocks\": %" PRIu32, run->block_size,
-            run->block_count);
+    char name[32];
+    json_t *row = json_pack("{s:I, s:i}", "block_bytes", (json_int_t)run->block_size, "blocks",
+                            (int)run->block_count);
     for (int k = 0; k < KIND_COUNT; k++) {
-        fprintf(file, ",\n   \"%s_ns\": [", kind_names[k]);
-        for (size_t p = 0; p < pairs; p++)
-            fprintf(file, "%s%" PRIu64, p ? ", " : "", samples[k][p]);
-        fputc(']', file);
+        snprintf(name, sizeof name, "%s_ns", kind_names[k]);
+        json_object_set_new(row, name, rows_samples(samples[k], pairs, 1));
     }
-    fputc('}', file);
+    return row;
 }
 
 static int measure_slices(const struct run *run, size_t pairs, uint64_t *const samples[KIND_COUNT],
@@ -325,7 +322,7 @@ static int measure_slices(const struct run *run, size_t pairs, uint64_t *const s
     return r;
 }
 
-static int measure_row(const struct pull_options *options, uint64_t block_size, FILE *json,
+static int measure_row(const struct pull_options *options, uint64_t block_size, json_t *rows,
                        struct cox_error *err)
 {
     struct run run;
@@ -351,121 +348,66 @@ static int measure_row(const struct pull_options *options, uint64_t block_size, 
                    ratio_median(samples, KIND_PULL, (enum kind)base, options->pairs, scratch));
         putchar('\n');
         fflush(stdout);
-        if (json)
-            row_write(json, &run, samples, options->pairs);
+        json_array_append_new(rows, row_json(&run, samples, options->pairs));
     }
     for (int k = 0; k < KIND_COUNT; k++)
         free(samples[k]);
     return r;
 }
 
-static int measure_all(const struct pull_options *options, FILE *json, struct cox_error *err)
+static int measure_all(const struct pull_options *options, json_t *rows, struct cox_error *err)
 {
     int r = 0;
     printf(
-        "KV blocks of another process are copied into own ones; GB/s, medians of %zu slices of %" PRIu64
+        "KV blocks of another process are copied into own ones; GB/s, medians of %zu slices of %zu"
         " MiB;\nbehind that pull's speed by memcpy's, and by that of private memory\n"
         "%8s  %7s  %8s  %8s  %8s  %7s  %7s\n",
         options->pairs, options->pool_size >> 20, "block", "blocks", "pull", "memcpy", "private",
         "pull", "pull/p");
-    if (json)
-        fprintf(json, "{\"pairs\": %zu, \"rows\": [", options->pairs);
-    for (size_t i = 0; r == 0 && i < options->size_count; i++) {
-        if (json)
-            fputs(i ? ",\n  " : "\n  ", json);
-        r = measure_row(options, options->sizes[i], json, err);
-    }
-    if (json)
-        fputs("\n]}\n", json);
+    for (size_t i = 0; r == 0 && i < options->sizes.count; i++)
+        r = measure_row(options, options->sizes.values[i], rows, err);
     return r;
 }
 
 /* ---- options ---- */
 
-static bool parse_number(const char *text, uint64_t min, uint64_t max, uint64_t *ret_number)
-{
-    char *end;
-    errno = 0;
-    *ret_number = strtoull(text, &end, 10);
-    return !errno && end != text && !*end && text[0] != '-' && *ret_number >= min &&
-           *ret_number <= max;
-}
-
-static bool parse_sizes(char *text, struct pull_options *options)
-{
-    options->size_count = 0;
-    for (char *item; (item = strsep(&text, ",")) != NULL;) {
-        uint64_t size;
-        if (options->size_count == SIZE_COUNT_MAX ||
-            !parse_number(item, COX_KV_BLOCK_ALIGNMENT, UINT64_C(1) << 30, &size) ||
-            size % COX_KV_BLOCK_ALIGNMENT)
-            return false;
-        options->sizes[options->size_count++] = size;
-    }
-    return options->size_count > 0;
-}
-
-/* There is a block at least, and there are not too many. */
+/* Each is aligned; there is a block at least, and there are not too many. */
 static bool sizes_fit(const struct pull_options *options)
 {
-    for (size_t i = 0; i < options->size_count; i++)
-        if (options->sizes[i] > options->pool_size ||
-            options->pool_size / options->sizes[i] > COX_KV_BLOCK_COUNT_MAX)
+    for (size_t i = 0; i < options->sizes.count; i++) {
+        const size_t size = options->sizes.values[i];
+        if (size % COX_KV_BLOCK_ALIGNMENT || size > options->pool_size ||
+            options->pool_size / size > COX_KV_BLOCK_COUNT_MAX)
             return false;
-    return true;
-}
-
-/* Returns -1 to go on, or the exit status. */
-static int parse_options(int argc, char **argv, struct pull_options *options)
-{
-    static const struct option names[] = {
-        {"sizes", required_argument, NULL, 's'}, {"bytes", required_argument, NULL, 'b'},
-        {"pairs", required_argument, NULL, 'p'}, {"json", required_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0},
-    };
-    *options = (struct pull_options){.sizes = {16384, 65536, 1048576},
-                                     .size_count = 3,
-                                     .pool_size = UINT64_C(128) << 20,
-                                     .pairs = 31};
-    for (int option; (option = getopt_long(argc, argv, "", names, NULL)) != -1;) {
-        uint64_t pairs = options->pairs;
-        bool good = option == 's' ? parse_sizes(optarg, options)
-                    : option == 'b'
-                        ? parse_number(optarg, 4096, UINT64_C(1) << 36, &options->pool_size)
-                    : option == 'p' ? parse_number(optarg, 1, PAIR_COUNT_MAX, &pairs)
-                                    : option == 'j';
-        options->pairs = (size_t)pairs;
-        if (option == 'j')
-            options->json_path = optarg;
-        if (!good) {
-            fputs(usage_text, option == 'h' ? stdout : stderr);
-            return option == 'h' ? 0 : 2;
-        }
     }
-    if (optind < argc || !sizes_fit(options))
-        fputs(usage_text, stderr);
-    return optind < argc || !sizes_fit(options) ? 2 : -1;
+    return true;
 }
 
 int main(int argc, char **argv)
 {
-    struct pull_options options;
+    struct pull_options options = {
+        .sizes = {{16384, 65536, 1048576}, 3}, .pool_size = (size_t)128 << 20, .pairs = 31};
+    const struct option_spec specs[] = {
+        {.name = "sizes",
+         .list = &options.sizes,
+         .min = COX_KV_BLOCK_ALIGNMENT,
+         .max = (size_t)1 << 30},
+        {.name = "bytes", .number = &options.pool_size, .min = 4096, .max = (size_t)1 << 36},
+        {.name = "pairs", .number = &options.pairs, .min = 1, .max = PAIR_COUNT_MAX},
+        {.name = "json", .text = &options.json_path},
+        {.name = NULL},
+    };
     struct cox_error err = {0};
-    int r = parse_options(argc, argv, &options);
+    int r = options_parse(argc, argv, specs, usage_text);
     if (r >= 0)
         return r;
-    FILE *json = options.json_path ? fopen(options.json_path, "we") : NULL;
-    if (options.json_path && !json) {
-        fprintf(stderr, "coxswain-pull: %s: %s\n", options.json_path, strerror(errno));
-        return 1;
+    if (!sizes_fit(&options)) {
+        fputs(usage_text, stderr);
+        return 2;
     }
-    r = measure_all(&options, json, &err);
+    json_t *rows = json_array();
+    r = measure_all(&options, rows, &err);
     if (r)
         fprintf(stderr, "coxswain-pull: %s\n", err.text);
-    bool failed = json && ferror(json);
-    if (json && (fclose(json) || failed)) {
-        fprintf(stderr, "coxswain-pull: %s could not be written\n", options.json_path);
-        r = 1;
-    }
-    return r != 0;
+    return rows_write("coxswain-pull", options.json_path, rows) || r != 0;
 }

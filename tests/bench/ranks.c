@@ -2,21 +2,23 @@
  * that polls with usleep, the plainest barrier of a futex, and memcpy, in interleaved slices.
  * Prints, judges nothing.
  *
- * Every number of ranks is a new set of processes. All of them run the same schedule; rank 0 takes
- * the times, of each operation from its call to its return. */
+ * Every number of ranks has several sets of processes, one after the other and in turns with the
+ * other numbers, since the kernel places each set anew. All of a set run the same schedule; rank 0
+ * takes the times, of each operation from its call to its return. */
 #include "channel/base/base_internal.h"
 #include "channel/base/futex.h"
 #include "channel/socket/socket.h"
 #include "engine/compute/tile.h"
 #include "engine/rank/tensor_gather.h"
 #include "measure.h"
+#include "options.h"
+#include "rows.h"
 
 #include <coxswain/group.h>
 #include <coxswain/handle.h>
 
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -36,8 +38,8 @@
 #endif
 
 #define RANK_COUNT_MAX 64
-#define WORLD_COUNT_MAX 8
 #define SLICE_COUNT_MAX 101
+#define SET_COUNT_MAX 32
 #define ROUND_COUNT_MAX 100000
 #define VALUE_SIZE 64
 #define PATIENCE_NS (60 * COX_NSEC_PER_SEC)
@@ -57,17 +59,26 @@ enum kind {
     KIND_REDUCE_LARGE,
     KIND_MEMCPY,
     KIND_MEMCPY_LARGE,
+    KIND_MEMCPY_RANKS,
     KIND_COUNT
 };
 
 static const char *const kind_names[KIND_COUNT] = {
-    "barrier",          "gather 64 B",
-    "gather 4 KiB",     "gather fds",
-    "usleep barrier",   "usleep gather",
-    "usleep fds",       "handle open + close",
-    "futex barrier",    "futex fds",
-    "reduce",           "reduce large",
-    "memcpy + barrier", "memcpy + barrier large",
+    "barrier",
+    "gather 64 B",
+    "gather 4 KiB",
+    "gather fds",
+    "usleep barrier",
+    "usleep gather",
+    "usleep fds",
+    "handle open + close",
+    "futex barrier",
+    "futex fds",
+    "reduce",
+    "reduce large",
+    "memcpy + barrier",
+    "memcpy + barrier large",
+    "memcpy of ranks + barrier large",
 };
 
 /* Sums of a model's layer: PIECE_COUNT pieces, of which each rank computes its part, of so many
@@ -102,13 +113,20 @@ struct shared {
 };
 
 struct options {
-    uint32_t worlds[WORLD_COUNT_MAX];
-    size_t world_count;
+    struct options_list worlds;
     size_t rounds;
+    /* of each set of processes */
     size_t slices;
+    size_t sets;
     /* NULL: none */
     const char *json_path;
-    FILE *json;
+};
+
+/* What was measured of a number of ranks, by all its sets. */
+struct world {
+    uint32_t rank_count;
+    size_t slice_count;
+    double p50_us[KIND_COUNT][SLICE_COUNT_MAX * SET_COUNT_MAX];
 };
 
 /* One rank. */
@@ -128,6 +146,9 @@ struct rank {
     /* of all ranks */
     uint32_t piece_count;
     float *pieces, *copies, *sums;
+    /* shared by the ranks: two times all pieces, each half written in turn */
+    float *written;
+    size_t turn;
     uint64_t *samples_ns;
 };
 
@@ -268,17 +289,33 @@ static void copy(struct rank *own, size_t length)
     must_group(cox_group_barrier(own->group, cox_deadline_after_ns(PATIENCE_NS), &err), &err);
 }
 
+/* The same, from where each rank has written its part: the lines are on several processors. */
+static void copy_of_ranks(struct rank *own, size_t length)
+{
+    struct cox_error err = {0};
+    const size_t each = own->piece_count / own->rank_count * length;
+    float *half = own->written + own->turn++ % 2 * own->piece_count * length;
+    memcpy(half + own->rank * each, own->pieces + own->rank * each, each * sizeof(float));
+    must_group(cox_group_barrier(own->group, cox_deadline_after_ns(PATIENCE_NS), &err), &err);
+    memcpy(own->copies, half, own->piece_count * length * sizeof(float));
+}
+
+static uint32_t pieces_of(uint32_t rank_count)
+{
+    return rank_count < PIECE_COUNT ? PIECE_COUNT / rank_count * rank_count : rank_count;
+}
+
 static void make_pieces(struct rank *own)
 {
     struct cox_error err = {0};
-    uint32_t each = own->rank_count < PIECE_COUNT ? PIECE_COUNT / own->rank_count : 1;
-    own->piece_count = each * own->rank_count;
+    own->piece_count = pieces_of(own->rank_count);
     own->pieces = calloc(own->piece_count, PIECE_LENGTH_LARGE * sizeof(float));
     own->copies = calloc(own->piece_count, PIECE_LENGTH_LARGE * sizeof(float));
     own->sums = calloc(PIECE_LENGTH_LARGE, sizeof(float));
     must(own->pieces && own->copies && own->sums, "memory");
-    must_group(cox_tensor_gather_new(own->group, each, PIECE_LENGTH_LARGE,
-                                     cox_deadline_after_ns(PATIENCE_NS), &own->exchange, &err),
+    must_group(cox_tensor_gather_new(own->group, own->piece_count / own->rank_count,
+                                     PIECE_LENGTH_LARGE, cox_deadline_after_ns(PATIENCE_NS),
+                                     &own->exchange, &err),
                &err);
 }
 
@@ -333,15 +370,12 @@ static void run_one(struct rank *own, enum kind kind)
     case KIND_MEMCPY_LARGE:
         copy(own, kind == KIND_MEMCPY ? PIECE_LENGTH : PIECE_LENGTH_LARGE);
         return;
+    case KIND_MEMCPY_RANKS:
+        copy_of_ranks(own, PIECE_LENGTH_LARGE);
+        return;
     default:
         open_handle(own);
     }
-}
-
-static int compare_samples(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
 }
 
 static void run_slice(struct rank *own, enum kind kind, size_t slice)
@@ -355,7 +389,7 @@ static void run_slice(struct rank *own, enum kind kind, size_t slice)
     }
     if (own->rank != 0)
         return;
-    qsort(own->samples_ns, rounds, sizeof *own->samples_ns, compare_samples);
+    measure_sort(own->samples_ns, rounds);
     own->shared->p50_us[kind][slice] = (double)own->samples_ns[rounds / 2] / 1e3;
 }
 
@@ -392,8 +426,8 @@ static void rank_main(struct rank *own, int group_fd, uint32_t value_size)
         own->pidfds[other] = (int)syscall(SYS_pidfd_open, own->shared->given[other].pid, 0);
         must(own->pidfds[other] >= 0, "pidfd_open");
     }
-    for (int kind = 0; kind < KIND_COUNT; kind++) /* not counted: page faults, caches */
-        run_one(own, (enum kind)kind);
+    for (int i = 0; i < 2 * KIND_COUNT; i++) /* not counted: page faults, caches */
+        run_one(own, (enum kind)(i % KIND_COUNT));
     for (size_t slice = 0; slice < own->options->slices; slice++)
         for (int kind = 0; kind < KIND_COUNT; kind++)
             run_slice(own, (enum kind)kind, slice);
@@ -407,50 +441,58 @@ static void rank_main(struct rank *own, int group_fd, uint32_t value_size)
 
 /* ---- one number of ranks ---- */
 
-static void print_world(const struct options *options, uint32_t rank_count, struct shared *shared)
+static void print_world(struct world *world)
 {
     static const enum kind beside[KIND_COUNT] = {
         [KIND_BARRIER] = KIND_USLEEP_BARRIER,    [KIND_GATHER] = KIND_USLEEP_GATHER,
         [KIND_GATHER_FDS] = KIND_USLEEP_FDS,     [KIND_FUTEX_BARRIER] = KIND_USLEEP_BARRIER,
         [KIND_FUTEX_FDS] = KIND_USLEEP_FDS,      [KIND_REDUCE] = KIND_MEMCPY,
-        [KIND_REDUCE_LARGE] = KIND_MEMCPY_LARGE,
+        [KIND_REDUCE_LARGE] = KIND_MEMCPY_LARGE, [KIND_MEMCPY_RANKS] = KIND_MEMCPY_LARGE,
     };
+    static double ratios[KIND_COUNT][SLICE_COUNT_MAX * SET_COUNT_MAX];
+    const size_t count = world->slice_count;
+    for (int kind = 0; kind < KIND_COUNT; kind++)
+        for (size_t i = 0; i < count; i++)
+            ratios[kind][i] = world->p50_us[beside[kind]][i] / world->p50_us[kind][i];
     for (int kind = 0; kind < KIND_COUNT; kind++) {
-        double ratios[SLICE_COUNT_MAX];
-        for (size_t i = 0; beside[kind] && i < options->slices; i++)
-            ratios[i] = shared->p50_us[beside[kind]][i] / shared->p50_us[kind][i];
-        printf("%5" PRIu32 "  %-22s  %9.2f", rank_count, kind_names[kind],
-               measure_median(shared->p50_us[kind], options->slices));
+        printf("%5" PRIu32 "  %-31s  %9.2f", world->rank_count, kind_names[kind],
+               measure_median(world->p50_us[kind], count));
         if (beside[kind])
-            printf("  %9.2f", measure_median(ratios, options->slices));
+            printf("  %9.2f  (%.2f to %.2f)", measure_median(ratios[kind], count),
+                   measure_quantile(ratios[kind], count, 0.25),
+                   measure_quantile(ratios[kind], count, 0.75));
         putchar('\n');
     }
     fflush(stdout);
 }
 
 /* Before print_world, which sorts them. */
-static void write_world(const struct options *options, uint32_t rank_count,
-                        const struct shared *shared)
+static json_t *world_json(const struct world *world)
 {
-    fprintf(options->json, "%s\n  {\"ranks\": %" PRIu32,
-            rank_count == options->worlds[0] ? "" : ",", rank_count);
-    for (int kind = 0; kind < KIND_COUNT; kind++) {
-        fprintf(options->json, ",\n   \"%s\": [", kind_names[kind]);
-        for (size_t i = 0; i < options->slices; i++)
-            fprintf(options->json, "%s%.3f", i ? ", " : "", shared->p50_us[kind][i]);
-        fputc(']', options->json);
-    }
-    fputc('}', options->json);
+    json_t *row = json_pack("{s:i}", "ranks", (int)world->rank_count);
+    for (int kind = 0; kind < KIND_COUNT; kind++)
+        json_object_set_new(row, kind_names[kind],
+                            rows_figures(world->p50_us[kind], world->slice_count));
+    return row;
 }
 
-static int run_world(const struct options *options, uint32_t rank_count)
+static void *shared_new(size_t size)
+{
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    must(memory != MAP_FAILED, "shared memory");
+    return memory;
+}
+
+/* One set of processes. */
+static int run_set(const struct options *options, struct world *world)
 {
     static int pairs[RANK_COUNT_MAX][RANK_COUNT_MAX];
-    const uint32_t value_size = COX_GROUP_VALUE_SIZE_MIN;
-    struct shared *shared =
-        mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    const uint32_t rank_count = world->rank_count, value_size = COX_GROUP_VALUE_SIZE_MIN;
+    const size_t written_size = 2 * pieces_of(rank_count) * PIECE_LENGTH_LARGE * sizeof(float);
+    struct shared *shared = shared_new(sizeof *shared);
+    float *written = shared_new(written_size);
     int group_fd = memfd_create("coxswain-ranks-group", MFD_CLOEXEC);
-    must(shared != MAP_FAILED && group_fd >= 0 &&
+    must(group_fd >= 0 &&
              ftruncate(group_fd, (off_t)cox_group_memory_size(rank_count, value_size)) == 0,
          "shared memory");
     for (uint32_t a = 0; a < rank_count; a++)
@@ -460,14 +502,13 @@ static int run_world(const struct options *options, uint32_t rank_count)
             pairs[a][b] = ends[0];
             pairs[b][a] = ends[1];
         }
-    if (options->json) /* no rank inherits half of it */
-        fflush(options->json);
     for (uint32_t rank = 0; rank < rank_count; rank++) {
         struct rank own = {.options = options,
                            .shared = shared,
                            .rank = rank,
                            .rank_count = rank_count,
-                           .pairs = pairs};
+                           .pairs = pairs,
+                           .written = written};
         pid_t pid = fork();
         must(pid >= 0, "fork");
         if (pid == 0)
@@ -476,15 +517,16 @@ static int run_world(const struct options *options, uint32_t rank_count)
     int failed = 0, status;
     for (uint32_t i = 0; i < rank_count; i++)
         failed |= waitpid(-1, &status, 0) < 0 || status != 0;
-    if (!failed && options->json)
-        write_world(options, rank_count, shared);
-    if (!failed)
-        print_world(options, rank_count, shared);
+    for (int kind = 0; kind < KIND_COUNT; kind++)
+        memcpy(&world->p50_us[kind][world->slice_count], shared->p50_us[kind],
+               options->slices * sizeof(double));
+    world->slice_count += options->slices;
     for (uint32_t a = 0; a < rank_count; a++)
         for (uint32_t b = 0; b < rank_count; b++)
             if (a != b)
                 close(pairs[a][b]);
     close(group_fd);
+    munmap(written, written_size);
     munmap(shared, sizeof *shared);
     return failed;
 }
@@ -492,84 +534,48 @@ static int run_world(const struct options *options, uint32_t rank_count)
 /* ---- options ---- */
 
 static const char usage_text[] =
-    "usage: coxswain-ranks [--ranks LIST] [--rounds N] [--slices N] [--json FILE]\n"
+    "usage: coxswain-ranks [--ranks LIST] [--rounds N] [--slices N] [--sets N] [--json FILE]\n"
     "Barrier, all-gather of values and of fds by a rank group, beside a barrier that polls with usleep(1), and a\n"
     "by-value handle opened and closed: p50 in microseconds, medians over interleaved slices.\n"
     "  --ranks LIST      numbers of ranks (2,4,8,16)\n"
     "  --rounds N        operations of one slice (500)\n"
-    "  --slices N        slices of each kind (9)\n"
+    "  --slices N        slices of each kind, in a set of processes (3)\n"
+    "  --sets N          sets of processes, which the kernel places one by one (3)\n"
     "  --json FILE       also writes every slice to FILE\n";
-
-static bool parse_count(const char *text, size_t max, size_t *ret_count)
-{
-    char *end;
-    errno = 0;
-    unsigned long value = strtoul(text, &end, 10);
-    if (errno || end == text || *end || value < 1 || value > max)
-        return false;
-    *ret_count = value;
-    return true;
-}
-
-static bool parse_worlds(char *text, struct options *options)
-{
-    options->world_count = 0;
-    for (char *item; (item = strsep(&text, ",")) != NULL;) {
-        size_t count;
-        if (options->world_count == WORLD_COUNT_MAX || !parse_count(item, RANK_COUNT_MAX, &count) ||
-            count < 2)
-            return false;
-        options->worlds[options->world_count++] = (uint32_t)count;
-    }
-    return options->world_count > 0;
-}
 
 int main(int argc, char **argv)
 {
-    static const struct option names[] = {
-        {"ranks", required_argument, NULL, 'n'},  {"rounds", required_argument, NULL, 'c'},
-        {"slices", required_argument, NULL, 's'}, {"json", required_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0},
+    static struct world worlds[OPTIONS_LIST_MAX];
+    struct options options = {.worlds = {{2, 4, 8, 16}, 4}, .rounds = 500, .slices = 3, .sets = 3};
+    const struct option_spec specs[] = {
+        {.name = "ranks", .list = &options.worlds, .min = 2, .max = RANK_COUNT_MAX},
+        {.name = "rounds", .number = &options.rounds, .min = 1, .max = ROUND_COUNT_MAX},
+        {.name = "slices", .number = &options.slices, .min = 1, .max = SLICE_COUNT_MAX},
+        {.name = "sets", .number = &options.sets, .min = 1, .max = SET_COUNT_MAX},
+        {.name = "json", .text = &options.json_path},
+        {.name = NULL},
     };
-    struct options options = {
-        .worlds = {2, 4, 8, 16}, .world_count = 4, .rounds = 500, .slices = 9};
-    for (int option; (option = getopt_long(argc, argv, "", names, NULL)) != -1;) {
-        bool good = (option == 'n' && parse_worlds(optarg, &options)) ||
-                    (option == 'c' && parse_count(optarg, ROUND_COUNT_MAX, &options.rounds)) ||
-                    (option == 's' && parse_count(optarg, SLICE_COUNT_MAX, &options.slices)) ||
-                    (option == 'j' && (options.json_path = optarg) != NULL);
-        if (option == 'h' || !good) {
-            fputs(usage_text, option == 'h' ? stdout : stderr);
-            return option == 'h' ? 0 : 2;
-        }
-    }
-    if (optind < argc) {
-        fputs(usage_text, stderr);
-        return 2;
-    }
-    options.json = options.json_path ? fopen(options.json_path, "we") : NULL;
-    if (options.json_path && !options.json) {
-        fprintf(stderr, "coxswain-ranks: %s: %s\n", options.json_path, strerror(errno));
-        return 1;
-    }
-    if (options.json)
-        fputs("{\"rows\": [", options.json);
+    int failed = options_parse(argc, argv, specs, usage_text);
+    if (failed >= 0)
+        return failed;
     printf(
-        "%zu slices of %zu operations of each kind, interleaved; p50 of rank 0 in us, median over slices;\n"
-        "ratio: how often as long the usleep barrier takes for the same, and memcpy of the same bytes with one\n"
+        "%zu slices of %zu operations of each kind, interleaved, in %zu sets of processes; p50 of rank 0 in us, median over slices;\n"
+        "ratio, and its quartiles: how often as long the usleep barrier takes for the same, and memcpy of the same bytes with one\n"
         "barrier for a reduction\n\n"
-        "%5s  %-22s  %9s  %9s\n",
-        options.slices, options.rounds, "ranks", "operation", "p50 us", "ratio");
+        "%5s  %-31s  %9s  %9s\n",
+        options.slices * options.sets, options.rounds, options.sets, "ranks", "operation", "p50 us",
+        "ratio");
     fflush(stdout);
-    int failed = 0;
-    for (size_t i = 0; !failed && i < options.world_count; i++)
-        failed = run_world(&options, options.worlds[i]);
-    if (options.json) {
-        bool unwritten = fputs("\n]}\n", options.json) < 0 || ferror(options.json);
-        if (fclose(options.json) || unwritten) {
-            fprintf(stderr, "coxswain-ranks: %s could not be written\n", options.json_path);
-            failed = 1;
-        }
+    failed = 0;
+    for (size_t i = 0; i < options.worlds.count * options.sets && !failed; i++) {
+        struct world *world = &worlds[i % options.worlds.count];
+        world->rank_count = (uint32_t)options.worlds.values[i % options.worlds.count];
+        failed = run_set(&options, world);
     }
-    return failed;
+    json_t *rows = json_array();
+    for (size_t i = 0; i < options.worlds.count && !failed; i++) {
+        json_array_append_new(rows, world_json(&worlds[i]));
+        print_world(&worlds[i]);
+    }
+    return rows_write("coxswain-ranks", options.json_path, rows) || failed;
 }

@@ -19,14 +19,14 @@
 #include "coordinator/executor/core.h"
 #include "coordinator/recovery/recovery.h"
 #include "proto/executor.pb-c.h"
+#include "group.h"
 #include "measure.h"
+#include "options.h"
+#include "rows.h"
 
 #include <coxswain/group.h>
-#include <coxswain/worker.h>
 
 #include <errno.h>
-#include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
@@ -42,16 +42,13 @@
 #include <unistd.h>
 
 #define RANK_COUNT_MAX 32
-#define WORLD_COUNT_MAX 8
 #define RUN_COUNT_MAX 100000
 #define PATIENCE_MS 60000
-#define WORKER_FLAG "--worker"
 #define TOKEN 7
 #define VALUE_SIZE 64
 
 struct replace_options {
-    uint32_t worlds[WORLD_COUNT_MAX];
-    size_t world_count;
+    struct options_list worlds;
     size_t runs;
     /* NULL: none */
     const char *json_path;
@@ -87,6 +84,7 @@ struct worker_context {
     const struct cox_batch *batch;
     const struct cox_init_request *init;
     struct cox_worker *worker;
+    uint64_t main_ns;
     uint32_t rank, rank_count;
 };
 
@@ -108,6 +106,7 @@ static int worker_init(void *context, const struct cox_init_request *request,
     options.deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
     options.cancelled = worker_given_up;
     options.context = own;
+    own->rank_count = options.rank_count;
     own->group = cox_group_leave(own->group);
     own->init = request;
     int r = cox_group_join(&options, &own->group, err);
@@ -140,10 +139,16 @@ static int worker_execute(void *context, const struct cox_batch *batch,
     return r;
 }
 
-static struct shared *shared_map(int fd)
+static int worker_parse(void *context, uint32_t rank, int argc, char **argv)
 {
-    void *memory = mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    return memory == MAP_FAILED ? NULL : memory;
+    struct worker_context *own = context;
+    own->shared = argc == 1 ? group_memory_map(argv[0], sizeof *own->shared) : NULL;
+    if (!own->shared)
+        return COX_INVALID;
+    own->rank = rank;
+    atomic_store(&own->shared->ranks[rank].main_ns, own->main_ns);
+    atomic_store(&own->shared->ranks[rank].init_ns, 0);
+    return 0;
 }
 
 /* --worker FILE */
@@ -153,32 +158,10 @@ static int worker_main(int argc, char **argv, uint64_t main_ns)
                                                               sizeof(struct cox_worker_callbacks),
                                                           .init = worker_init,
                                                           .execute = worker_execute};
-    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
-    struct worker_context own = {0};
-    struct cox_error err = {0};
-    int r = cox_worker_options_parse(&options, &argc, argv, &err);
-    if (r == 0 && argc != 3)
-        r = cox_fail(&err, COX_INVALID, "expected " WORKER_FLAG " FILE");
-    if (r == 0) {
-        int fd = open(argv[2], O_RDWR | O_CLOEXEC);
-        own.shared = fd < 0 ? NULL : shared_map(fd);
-        r = own.shared ? 0 : cox_fail(&err, -errno, "%s: %s", argv[2], cox_status_text(-errno));
-        cox_close_fd(&fd);
-    }
-    if (r == 0) {
-        own.rank = options.rank;
-        own.rank_count = options.rank_count;
-        atomic_store(&own.shared->ranks[own.rank].main_ns, main_ns);
-        atomic_store(&own.shared->ranks[own.rank].init_ns, 0);
-        r = cox_worker_new(&options, &callbacks, &own, &own.worker, &err);
-    }
-    if (r == 0)
-        r = cox_worker_run(own.worker, &err);
-    if (r)
-        fprintf(stderr, "rank %" PRIu32 ": %s\n", options.rank, err.text);
-    cox_worker_free(own.worker);
+    struct worker_context own = {.main_ns = main_ns};
+    int r = group_worker_main(argc, argv, &callbacks, worker_parse, &own, &own.worker);
     cox_group_leave(own.group);
-    return r != 0;
+    return r;
 }
 
 /* ---- fork is looked at from outside ---- */
@@ -217,12 +200,6 @@ struct group {
     bool odd;
 };
 
-static void on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
-{
-    (void)context, (void)is_stderr;
-    fprintf(stderr, "[rank %" PRIu32 "] %s\n", rank, text);
-}
-
 static void on_death(void *context, uint32_t rank, const char *text)
 {
     struct group *group = context;
@@ -260,28 +237,19 @@ static void group_deinit(struct group *group)
     sem_destroy(&group->ended);
 }
 
-static int shared_make(struct group *group, struct cox_error *err)
-{
-    group->shared_fd = memfd_create("coxswain-replace", MFD_CLOEXEC);
-    if (group->shared_fd < 0 || ftruncate(group->shared_fd, sizeof *group->shared) < 0 ||
-        !(group->shared = shared_map(group->shared_fd)))
-        return cox_fail(err, -errno, "shared memory: %s", cox_status_text(-errno));
-    return 0;
-}
-
 static int group_init(struct group *group, uint32_t rank_count, bool sealed, struct cox_error *err)
 {
-    char program[4096], file[64];
-    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    char program[4096], file[GROUP_PATH_SIZE];
+    void *memory = NULL;
     *group = (struct group){.shared_fd = -1, .rank_count = rank_count};
     sem_init(&group->ended, 0, 0);
-    if (length < 0)
-        return cox_fail(err, -errno, "/proc/self/exe: %s", cox_status_text(-errno));
-    program[length] = '\0';
-    int r = shared_make(group, err);
+    int r = options_program_path(program, sizeof program);
+    if (r)
+        return cox_fail(err, r, "/proc/self/exe: %s", cox_status_text(r));
+    r = group_memory_new(sizeof *group->shared, &group->shared_fd, file, &memory, err);
     if (r)
         return r;
-    snprintf(file, sizeof file, "/proc/%jd/fd/%d", (intmax_t)getpid(), group->shared_fd);
+    group->shared = memory;
     const char *const command[] = {program, WORKER_FLAG, file, NULL};
     const struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
@@ -289,7 +257,7 @@ static int group_init(struct group *group, uint32_t rank_count, bool sealed, str
         .workers.command = command,
         .memory.attach = sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
         .hooks.context = group,
-        .hooks.line = on_line,
+        .hooks.line = group_show_line,
         .hooks.death = on_death,
     };
     /* No pause between two deaths of a rank, of which there are many here. */
@@ -354,12 +322,6 @@ static int step_submit(struct group *group, struct cox_error *err)
     return cox_executor_submit(group->executor, &request, &options, NULL, err);
 }
 
-static void sem_wait_through(sem_t *semaphore)
-{
-    while (sem_wait(semaphore) < 0 && errno == EINTR)
-        continue;
-}
-
 /* Until one succeeds, as an engine loop does it. *ret_submitted_ns: that one. */
 static int step_succeed(struct group *group, uint64_t *ret_submitted_ns, struct cox_error *err)
 {
@@ -368,7 +330,7 @@ static int step_succeed(struct group *group, uint64_t *ret_submitted_ns, struct 
         *ret_submitted_ns = measure_now_ns();
         int r = step_submit(group, &why);
         if (r == 0) {
-            sem_wait_through(&group->ended);
+            group_sem_wait(&group->ended);
             r = group->status;
             if (r == 0)
                 return group->odd ? cox_fail(err, -EBADMSG, "the step has another token") : 0;
@@ -435,7 +397,7 @@ static int watch_death(struct group *group, uint32_t victim, struct watcher *wat
         return cox_fail(err, r, "watching a worker: %s", cox_status_text(r));
     atomic_store(&group->shared->victim, 0);
     kill(pid, SIGKILL);
-    sem_wait_through(&group->ended);
+    group_sem_wait(&group->ended);
     pthread_join(thread, NULL);
     return group->status == COX_PEER_DEAD
                ? 0
@@ -489,18 +451,12 @@ struct row {
     uint64_t *samples[FIGURE_COUNT];
 };
 
-static int compare(const void *a, const void *b)
-{
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
 /* Sorts. */
 static void row_print(struct row *row, size_t runs)
 {
     uint64_t *channel = row->samples[FIGURE_CHANNEL];
     for (int f = 0; f < FIGURE_COUNT; f++)
-        qsort(row->samples[f], runs, sizeof **row->samples, compare);
+        measure_sort(row->samples[f], runs);
     printf("%5" PRIu32 "  %-6s  %5zu  %8.2f  %8.2f  %8.2f ", row->rank_count,
            row->sealed ? "sealed" : "named", runs, (double)channel[runs / 2] / 1e6,
            (double)channel[runs * 99 / 100] / 1e6, (double)channel[runs - 1] / 1e6);
@@ -510,17 +466,16 @@ static void row_print(struct row *row, size_t runs)
     fflush(stdout);
 }
 
-static void row_write(FILE *file, const struct row *row, size_t runs)
+static json_t *row_json(const struct row *row, size_t runs)
 {
-    fprintf(file, "{\"ranks\": %" PRIu32 ", \"attach\": \"%s\"", row->rank_count,
-            row->sealed ? "sealed" : "named");
+    char name[32];
+    json_t *json = json_pack("{s:i, s:s}", "ranks", (int)row->rank_count, "attach",
+                             row->sealed ? "sealed" : "named");
     for (int f = 0; f < FIGURE_COUNT; f++) {
-        fprintf(file, ",\n   \"%s_us\": [", figure_names[f]);
-        for (size_t i = 0; i < runs; i++)
-            fprintf(file, "%s%.1f", i ? ", " : "", (double)row->samples[f][i] / 1e3);
-        fputc(']', file);
+        snprintf(name, sizeof name, "%s_us", figure_names[f]);
+        json_object_set_new(json, name, rows_samples(row->samples[f], runs, 1e3));
     }
-    fputc('}', file);
+    return json;
 }
 
 static void row_deinit(struct row *row)
@@ -529,7 +484,7 @@ static void row_deinit(struct row *row)
         free(row->samples[f]);
 }
 
-static int measure_row(struct row *row, size_t runs, FILE *json, struct cox_error *err)
+static int measure_row(struct row *row, size_t runs, json_t *rows, struct cox_error *err)
 {
     struct group group;
     int r = group_init(&group, row->rank_count, row->sealed, err);
@@ -544,15 +499,15 @@ static int measure_row(struct row *row, size_t runs, FILE *json, struct cox_erro
             row->samples[f][i - 1] = figures[f];
     }
     group_deinit(&group);
-    if (r == 0 && json)
-        row_write(json, row, runs);
+    if (r == 0)
+        json_array_append_new(rows, row_json(row, runs));
     if (r == 0)
         row_print(row, runs);
     row_deinit(row);
     return r;
 }
 
-static int measure_all(const struct replace_options *options, FILE *json, struct cox_error *err)
+static int measure_all(const struct replace_options *options, json_t *rows, struct cox_error *err)
 {
     int r = 0;
     printf(
@@ -560,71 +515,12 @@ static int measure_all(const struct replace_options *options, FILE *json, struct
         "%5s  %-6s  %5s  %8s  %8s  %8s   %8s  %8s  %8s  %8s  %8s\n",
         "ranks", "attach", "runs", "p50", "p99", "max", "noticed", "fork,exec", "attach", "init",
         "step");
-    if (json)
-        fprintf(json, "{\"runs\": %zu, \"rows\": [", options->runs);
     for (int sealed = 0; r == 0 && sealed < 2; sealed++)
-        for (size_t i = 0; r == 0 && i < options->world_count; i++) {
-            struct row row = {.rank_count = options->worlds[i], .sealed = sealed};
-            if (json)
-                fputs(sealed || i ? ",\n  " : "\n  ", json);
-            r = measure_row(&row, options->runs, json, err);
+        for (size_t i = 0; r == 0 && i < options->worlds.count; i++) {
+            struct row row = {.rank_count = (uint32_t)options->worlds.values[i], .sealed = sealed};
+            r = measure_row(&row, options->runs, rows, err);
         }
-    if (json)
-        fputs("\n]}\n", json);
     return r;
-}
-
-/* ---- options ---- */
-
-static bool parse_number(const char *text, unsigned long min, unsigned long max,
-                         unsigned long *ret_number)
-{
-    char *end;
-    errno = 0;
-    *ret_number = strtoul(text, &end, 10);
-    return !errno && end != text && !*end && *ret_number >= min && *ret_number <= max;
-}
-
-static bool parse_worlds(char *text, struct replace_options *options)
-{
-    options->world_count = 0;
-    for (char *item; (item = strsep(&text, ",")) != NULL;) {
-        unsigned long count;
-        if (options->world_count == WORLD_COUNT_MAX ||
-            !parse_number(item, 1, RANK_COUNT_MAX, &count))
-            return false;
-        options->worlds[options->world_count++] = (uint32_t)count;
-    }
-    return options->world_count > 0;
-}
-
-/* Returns -1 to go on, or the exit status. */
-static int parse_options(int argc, char **argv, struct replace_options *options)
-{
-    static const struct option names[] = {
-        {"ranks", required_argument, NULL, 'n'},
-        {"runs", required_argument, NULL, 'r'},
-        {"json", required_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
-    };
-    *options = (struct replace_options){.worlds = {2, 4, 8}, .world_count = 3, .runs = 200};
-    for (int option; (option = getopt_long(argc, argv, "", names, NULL)) != -1;) {
-        unsigned long number = options->runs;
-        bool good = option == 'n'   ? parse_worlds(optarg, options)
-                    : option == 'r' ? parse_number(optarg, 1, RUN_COUNT_MAX, &number)
-                                    : option == 'j';
-        options->runs = number;
-        if (option == 'j')
-            options->json_path = optarg;
-        if (!good) {
-            fputs(usage_text, option == 'h' ? stdout : stderr);
-            return option == 'h' ? 0 : 2;
-        }
-    }
-    if (optind < argc)
-        fputs(usage_text, stderr);
-    return optind < argc ? 2 : -1;
 }
 
 int main(int argc, char **argv)
@@ -632,23 +528,20 @@ int main(int argc, char **argv)
     const uint64_t main_ns = measure_now_ns();
     if (argc > 1 && strcmp(argv[1], WORKER_FLAG) == 0)
         return worker_main(argc, argv, main_ns);
-    struct replace_options options;
+    struct replace_options options = {.worlds = {{2, 4, 8}, 3}, .runs = 200};
+    const struct option_spec specs[] = {
+        {.name = "ranks", .list = &options.worlds, .min = 1, .max = RANK_COUNT_MAX},
+        {.name = "runs", .number = &options.runs, .min = 1, .max = RUN_COUNT_MAX},
+        {.name = "json", .text = &options.json_path},
+        {.name = NULL},
+    };
     struct cox_error err = {0};
-    int r = parse_options(argc, argv, &options);
+    int r = options_parse(argc, argv, specs, usage_text);
     if (r >= 0)
         return r;
-    FILE *json = options.json_path ? fopen(options.json_path, "we") : NULL;
-    if (options.json_path && !json) {
-        fprintf(stderr, "coxswain-replace: %s: %s\n", options.json_path, strerror(errno));
-        return 1;
-    }
-    r = measure_all(&options, json, &err);
+    json_t *rows = json_array();
+    r = measure_all(&options, rows, &err);
     if (r)
         fprintf(stderr, "coxswain-replace: %s\n", err.text);
-    bool failed = json && ferror(json);
-    if (json && (fclose(json) || failed)) {
-        fprintf(stderr, "coxswain-replace: %s could not be written\n", options.json_path);
-        r = 1;
-    }
-    return r != 0;
+    return rows_write("coxswain-replace", options.json_path, rows) || r != 0;
 }

@@ -76,7 +76,7 @@ int steps_worker_main(int argc, char **argv)
 {
     static const struct cox_worker_callbacks callbacks = {
         .size = sizeof(struct cox_worker_callbacks), .execute = worker_execute};
-    return group_worker_main(argc, argv, &callbacks, worker_parse, NULL);
+    return group_worker_main(argc, argv, &callbacks, worker_parse, NULL, NULL);
 }
 
 /* ---- planning ---- */
@@ -186,8 +186,7 @@ static int steps_run(void *subject, uint8_t *request, uint64_t *samples_ns, size
     pthread_mutex_unlock(&s->lock);
     if (r)
         return r;
-    while (sem_wait(&s->done) < 0 && errno == EINTR)
-        continue;
+    group_sem_wait(&s->done);
     return s->failure;
 }
 
