@@ -1,6 +1,6 @@
 # That it runs, every reply is right, and no process dies; times are not judged.
 if(COX_BUILD_BENCH)
-    cox_command_test(NAME bench/smoke LABEL bench TIER all TIMEOUT 180 PROCESSORS 2
+    cox_command_test(NAME bench/smoke LABEL bench TIER all TIMEOUT 240 PROCESSORS 2
         COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/smoke.py $<TARGET_FILE:coxswain-bench>)
     cox_command_test(NAME bench/ranks_smoke LABEL bench TIER all TIMEOUT 60 PROCESSORS 2
         COMMAND $<TARGET_FILE:coxswain-ranks> --ranks 2,4 --rounds 20 --slices 1 --json ranks_smoke.json)

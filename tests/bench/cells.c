@@ -10,11 +10,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "hosts.h"
 #include "measure.h"
 #include "report.h"
 
 #define KINDS_MAX 24
 #define PAIRS_MAX 64
+/* Of all visits together. */
+#define SPREAD_MAX 1024
 #define SLICE_TIMEOUT_MS 60000
 /* A round that takes longer than so in a trial is not measured: it would take the bench's whole
  * time. A brief run has measured it then. */
@@ -69,18 +72,28 @@ bool name_chosen(const char *list, const char *name)
 
 bool bench_is_over(const struct bench *bench)
 {
-    return bench->end_ns != UINT64_MAX && measure_now_ns() >= bench->end_ns;
+    return process_stopped() || (bench->end_ns != UINT64_MAX && measure_now_ns() >= bench->end_ns);
+}
+
+static size_t largest(const struct options_list *list)
+{
+    size_t value = 1;
+    for (size_t i = 0; i < list->count; i++)
+        value = list->values[i] > value ? list->values[i] : value;
+    return value;
 }
 
 void bench_start(const struct bench *bench, const struct kind *kind, enum placement placement,
                  uint32_t rank_count, size_t bytes, size_t reply_bytes, struct process *process)
 {
-    char program[4096], numbers[3][24];
-    const char *argv[20] = {program};
+    char program[4096], numbers[4][24];
+    const char *argv[24] = {program};
+    struct process *home = hosts_home(bench->hosts, kind, bench->brief);
+    const size_t world = kind->world ? kind->world : largest(&bench->rank_counts);
     size_t n = 1;
     *process = (struct process){.in_fd = -1, .out_fd = -1, .state = PROCESS_SKIPPED};
-    if (bench->brief && kind->starts_slowly) {
-        snprintf(process->text, sizeof process->text, "not in a brief run");
+    if (home && home->text[0]) {
+        memcpy(process->text, home->text, sizeof process->text);
         return;
     }
     if (bench_is_over(bench)) {
@@ -94,12 +107,18 @@ void bench_start(const struct bench *bench, const struct kind *kind, enum placem
     snprintf(numbers[2], sizeof numbers[2], "%zu", reply_bytes);
     for (size_t i = 0; kind->words[i]; i++)
         argv[n++] = kind->words[i];
-    const char *const flags[] = {"--ranks", "--bytes", "--reply-bytes"};
-    for (int i = 0; i < 3; i++) {
+    snprintf(numbers[3], sizeof numbers[3], "%zu", world);
+    const char *const flags[] = {"--ranks", "--bytes", "--reply-bytes", "--world"};
+    for (int i = 0; i < (kind->host ? 4 : 3); i++) {
         argv[n++] = flags[i];
         argv[n++] = numbers[i];
     }
+    if (home && home->pid > 0) {
+        process_again(argv + 1, placement, bench->end_ns, home, process);
+        return;
+    }
     process_start(argv, placement, bench->end_ns, process);
+    process->home = home;
 }
 
 /* ---- two busy loops ---- */
@@ -246,7 +265,7 @@ static json_t *median_of(const struct slice *slices, size_t count, size_t offset
     return json_real(measure_median(values, count));
 }
 
-static void row_add(const struct batch *batch, const struct member *member, bool busy)
+static json_t *row_new(const struct batch *batch, const struct member *member, bool busy)
 {
     const struct cell *cell = batch->cell;
     json_t *row =
@@ -272,26 +291,83 @@ static void row_add(const struct batch *batch, const struct member *member, bool
         json_object_set_new(row, "runs", MEDIAN(slices, batch->pairs, runs));
         json_object_set_new(row, "pairs", pairs);
     }
-    json_array_append_new(batch->bench->rows, row);
+    return row;
+}
+
+static json_t *row_of(const struct bench *bench, const char *section, const char *kind,
+                      const char *placement, json_int_t rank_count, json_int_t bytes, bool busy)
+{
+    size_t i;
+    json_t *row;
+    json_array_foreach(bench->rows, i, row)
+    {
+        if (json_integer_value(json_object_get(row, "ranks")) == rank_count &&
+            json_integer_value(json_object_get(row, "bytes")) == bytes &&
+            json_is_true(json_object_get(row, "busy")) == busy &&
+            strcmp(json_string_value(json_object_get(row, "section")), section) == 0 &&
+            strcmp(json_string_value(json_object_get(row, "placement")), placement) == 0 &&
+            strcmp(json_string_value(json_object_get(row, "kind")), kind) == 0)
+            return row;
+    }
+    return NULL;
+}
+
+/* p50 is that of all slices; another figure is the mean of those of the visits. */
+static void row_visit(json_t *row, json_t *visit)
+{
+    static const char *const names[] = {"p99_us",    "mean_us", "cpu_us", "sleeps",
+                                        "preempted", "runs",    "rounds"};
+    json_t *pairs = json_object_get(row, "pairs");
+    const double visits = row_figure(row, "visits") + 1;
+    if (!pairs)
+        return;
+    json_array_extend(pairs, json_object_get(visit, "pairs"));
+    json_object_set_new(row, "visits", json_integer((json_int_t)visits));
+    json_object_set_new(row, "p50_us", json_real(spread_of(pairs, NULL).median));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const double mean = row_figure(row, names[i]);
+        json_object_set_new(row, names[i],
+                            json_real(mean + (row_figure(visit, names[i]) - mean) / visits));
+    }
+}
+
+/* Appends the rows, or adds the visit to those there are. Returns how many are new. */
+static size_t rows_add(const struct batch *batch, bool busy)
+{
+    const struct cell *cell = batch->cell;
+    size_t added = 0;
+    bool whole = true;
+    for (size_t i = 0; i < batch->count; i++)
+        whole = whole && (batch->members[i].process.state == PROCESS_READY ||
+                          batch->members[i].process.state == PROCESS_SKIPPED);
+    for (size_t i = 0; i < batch->count; i++) {
+        const struct member *member = &batch->members[i];
+        json_t *row = row_new(batch, member, busy);
+        json_t *known = cell->is_visit ? row_of(batch->bench, cell->section, member->kind->name,
+                                                placement_name(cell->placement), cell->rank_count,
+                                                (json_int_t)cell->bytes, busy)
+                                       : NULL;
+        if (!known) {
+            if (cell->is_visit)
+                json_object_set_new(row, "visits", json_integer(1));
+            json_array_append(batch->bench->rows, row);
+            added++;
+        } else if (member->process.state == PROCESS_FAILED) {
+            json_object_set_new(known, "missing", json_string(member->process.text));
+        } else if (whole) {
+            row_visit(known, row);
+        }
+        json_decref(row);
+    }
+    return added;
 }
 
 const json_t *row_find(const struct bench *bench, const char *section, const char *kind,
                        enum placement placement, uint32_t rank_count, size_t bytes, bool busy)
 {
-    size_t i;
-    const json_t *row;
-    json_array_foreach(bench->rows, i, row)
-    {
-        if (json_integer_value(json_object_get(row, "ranks")) == (json_int_t)rank_count &&
-            json_integer_value(json_object_get(row, "bytes")) == (json_int_t)bytes &&
-            json_is_true(json_object_get(row, "busy")) == busy &&
-            strcmp(json_string_value(json_object_get(row, "section")), section) == 0 &&
-            strcmp(json_string_value(json_object_get(row, "placement")),
-                   placement_name(placement)) == 0 &&
-            strcmp(json_string_value(json_object_get(row, "kind")), kind) == 0)
-            return json_object_get(row, "missing") ? NULL : row;
-    }
-    return NULL;
+    const json_t *row = row_of(bench, section, kind, placement_name(placement), rank_count,
+                               (json_int_t)bytes, busy);
+    return json_object_get(row, "missing") ? NULL : row;
 }
 
 double row_figure(const json_t *row, const char *name)
@@ -299,28 +375,42 @@ double row_figure(const json_t *row, const char *name)
     return json_number_value(json_object_get(row, name));
 }
 
-double row_ratio(const struct bench *bench, const json_t *row, const char *other)
+struct spread spread_of(const json_t *array, const json_t *other)
 {
-    double ratios[PAIRS_MAX];
-    size_t i, count = 0;
+    double values[SPREAD_MAX];
+    size_t count = json_array_size(array);
+    if (other && count > json_array_size(other))
+        count = json_array_size(other);
+    count = count > SPREAD_MAX ? SPREAD_MAX : count;
+    for (size_t i = 0; i < count; i++)
+        values[i] = json_number_value(json_array_get(array, i)) /
+                    (other ? json_number_value(json_array_get(other, i)) : 1);
+    if (count == 0)
+        return (struct spread){0};
+    return (struct spread){.low = measure_quantile(values, count, 0.25),
+                           .median = measure_median(values, count),
+                           .high = measure_quantile(values, count, 0.75),
+                           .count = count};
+}
+
+struct spread row_spread(const struct bench *bench, const json_t *row, const char *other)
+{
+    size_t i;
     const json_t *candidate, *beside = NULL;
-    if (!row)
-        return 0;
     json_array_foreach(bench->rows, i, candidate)
     {
-        if (json_equal(json_object_get(candidate, "batch"), json_object_get(row, "batch")) &&
+        if (row && json_equal(json_object_get(candidate, "batch"), json_object_get(row, "batch")) &&
             json_equal(json_object_get(candidate, "busy"), json_object_get(row, "busy")) &&
             strcmp(json_string_value(json_object_get(candidate, "kind")), other) == 0)
             beside = candidate;
     }
-    const json_t *own_pairs = json_object_get(row, "pairs");
-    const json_t *other_pairs = json_object_get(beside, "pairs");
-    if (!own_pairs || !other_pairs)
-        return 0;
-    for (; count < json_array_size(own_pairs) && count < json_array_size(other_pairs); count++)
-        ratios[count] = json_number_value(json_array_get(own_pairs, count)) /
-                        json_number_value(json_array_get(other_pairs, count));
-    return count ? measure_median(ratios, count) : 0;
+    const json_t *pairs = json_object_get(beside, "pairs");
+    return pairs ? spread_of(json_object_get(row, "pairs"), pairs) : (struct spread){0};
+}
+
+double row_ratio(const struct bench *bench, const json_t *row, const char *other)
+{
+    return row_spread(bench, row, other).median;
 }
 
 /* ---- a batch ---- */
@@ -367,9 +457,9 @@ static void batch_pass(struct batch *batch, bool busy)
             batch->pairs = pair;
     if (busy)
         busy_stop(loops);
-    for (size_t i = 0; i < batch->count; i++)
-        row_add(batch, &batch->members[i], busy);
-    report_rows(batch->bench, batch->count);
+    const size_t added = rows_add(batch, busy);
+    if (!batch->cell->is_visit)
+        report_rows(batch->bench, added);
 }
 
 static void batch_run(struct bench *bench, const struct cell *cell, struct member *members,
@@ -383,11 +473,11 @@ static void batch_run(struct bench *bench, const struct cell *cell, struct membe
         member->reply_bytes = kind->reply_bytes ? kind->reply_bytes : cell->reply_bytes;
         bench_start(bench, kind, cell->placement, cell->rank_count, member->bytes,
                     member->reply_bytes, &member->process);
-        if (kind->starts_slowly) /* and would not be ready in time beside another such one */
+        if (kind->host) /* and would not be ready in time beside another such one */
             process_await(&member->process, kind->spins_idle);
     }
     for (size_t i = 0; i < count; i++)
-        if (!members[i].kind->starts_slowly)
+        if (!members[i].kind->host)
             process_await(&members[i].process, members[i].kind->spins_idle);
     batch_pass(&batch, false);
     if (cell->busy)

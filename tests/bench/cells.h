@@ -8,6 +8,10 @@
  * batches, each with the floors in it. Rows of one batch are pairs, slice by slice: a ratio is the
  * median over pairs (row_ratio).
  *
+ * What the kernel's placement decides is measured in visits: a few slices at many times of the run,
+ * each time with processes that have just been placed. All slices of a row are pairs of the same
+ * visit's others. A visit in which a subject fails, or that has no time, adds nothing.
+ *
  * A brief run takes three short slices, of what is slow a single round behind a first one, and
  * starts the floors once: rows of all batches are pairs, taken at other times. When the time of a
  * run is over, the rest of its rows say so.
@@ -24,27 +28,24 @@
 #include <sys/types.h>
 
 #include "kinds.h"
+#include "options.h"
 #include "placement.h"
 #include "process.h"
 
-#define BENCH_LIST_MAX 16
 #define BENCH_BUSY_LOOPS 2
 
 struct bench {
     /* options */
-    uint32_t rank_counts[BENCH_LIST_MAX];
-    size_t rank_count_count;
-    size_t sizes[BENCH_LIST_MAX];
-    size_t size_count;
+    struct options_list rank_counts, sizes;
     /* names, comma separated; NULL: all */
     const char *kinds;
     /* the same */
     const char *sections;
     size_t pairs;
-    uint64_t slice_ms;
+    size_t slice_ms;
     /* that it runs, in seconds: the figures mean nothing */
     bool quick;
-    /* all rows in two minutes, with wider intervals; peers that start slowly are left out */
+    /* all rows in two minutes, with wider intervals */
     bool brief;
     /* how long the run may take; 0: as long as it takes */
     size_t budget_s;
@@ -56,6 +57,8 @@ struct bench {
     /* in root: of all cells; lent */
     json_t *rows;
     int batches;
+    /* owned: processes that go through several rows */
+    struct hosts *hosts;
     /* end_ns: UINT64_MAX: none */
     uint64_t begin_ns, end_ns;
     uint64_t *samples_ns;
@@ -70,6 +73,8 @@ struct cell {
     size_t pairs;
     /* quiet, and then again with two busy loops beside */
     bool busy;
+    /* one of many visits, each with new processes: their slices are one row */
+    bool is_visit;
     enum placement placement;
 };
 
@@ -94,8 +99,16 @@ const json_t *row_find(const struct bench *bench, const char *section, const cha
                        enum placement placement, uint32_t rank_count, size_t bytes, bool busy);
 /* One of its figures, "p50_us" for example; 0: NULL. */
 double row_figure(const json_t *row, const char *name);
-/* The median over pairs of the row's p50 by that of the other kind in the same batch; 0: not
- * measured. */
+/* Of the ratios over pairs; count 0: not measured. */
+struct spread {
+    double low, median, high;
+    size_t count;
+};
+/* The row's p50 by that of the other kind in the same batch; low and high are the quartiles. */
+struct spread row_spread(const struct bench *bench, const json_t *row, const char *other);
+/* Its median; 0: not measured. */
 double row_ratio(const struct bench *bench, const json_t *row, const char *other);
+/* The same of two arrays of numbers; other NULL: of the numbers themselves. */
+struct spread spread_of(const json_t *array, const json_t *other);
 
 #endif

@@ -6,8 +6,10 @@
 #include <string.h>
 
 #include "groups.h"
+#include "hosts.h"
 #include "machine.h"
 #include "measure.h"
+#include "procfs.h"
 #include "programs.h"
 #include "report.h"
 #include "targets.h"
@@ -16,165 +18,143 @@
 #define REPLY_BYTES 256
 #define SIZES_RANKS 4
 #define STEPS_RANKS 8
+#define VISIT_PAIRS 3
+/* A visit is behind every section, of a brief run behind so many, of a quick one there is one. */
+#define BRIEF_VISIT_SECTIONS 5
 
-/* Every way to move bytes, in every number of ranks and every size. The small ones first: they are
- * what a run without time for all has. */
-static void measure_bytes(struct bench *bench)
-{
-    report_section("Bytes", PLACEMENT_FREE);
-    for (size_t s = 0; s < bench->size_count; s++)
-        for (size_t i = 0; i < bench->rank_count_count; i++)
-            cell_run(bench, &(struct cell){.section = "bytes",
-                                           .rank_count = bench->rank_counts[i],
-                                           .bytes = bench->sizes[s],
-                                           .reply_bytes = REPLY_BYTES,
-                                           .kinds = kinds_of_bytes,
-                                           .busy = true});
-}
+#define FREE (1 << PLACEMENT_FREE)
+#define ONE (1 << PLACEMENT_ONE)
+#define APART (1 << PLACEMENT_APART)
+#define POINTS_MAX 12
 
-/* The same on one processor, as far as a round is wake-ups: small requests, and no group that would
- * spin elsewhere. */
-static void measure_packed(struct bench *bench)
-{
-    report_section("Bytes", PLACEMENT_ONE);
-    for (size_t i = 0; i < bench->rank_count_count; i++)
-        if (bench->rank_counts[i] >= 2)
-            cell_run(bench, &(struct cell){.section = "packed",
-                                           .rank_count = bench->rank_counts[i],
-                                           .bytes = BYTES,
-                                           .reply_bytes = REPLY_BYTES,
-                                           .kinds = kinds_of_bytes,
-                                           .placement = PLACEMENT_ONE});
-}
+/* Cells of one section, at each of its sizes and numbers of ranks, in each placement. An empty list
+ * is the run's. */
+static const struct sweep {
+    /* of --sections, and of its rows */
+    const char *name, *section, *title;
+    const char *const *kinds;
+    unsigned placements;
+    uint32_t ranks[POINTS_MAX];
+    size_t sizes[POINTS_MAX];
+    /* points of each list in a quick run; 0: all */
+    size_t quick;
+    /* 0: the run's */
+    size_t pairs;
+    bool busy;
+} sweeps[] = {
+    /* clang-format off */
+    {"call", "call",
+     "A call, a submit, one whose handler wakes who submits; a thread that wakes another (one way)",
+     kinds_of_call, FREE, {4}, {BYTES}, 0, 25, false},
+    {"depth", "depth", "Several requests in flight, several callers; times between completions",
+     kinds_of_depth, FREE, {4, 8}, {BYTES}, 1, 0, false},
+    {"steps", "steps", "Decode steps", kinds_of_steps, FREE, {0}, {BYTES}, 0, 0, true},
+    {"steps", "steps", "Decode steps", kinds_of_steps, ONE, {STEPS_RANKS}, {BYTES}, 0, 0, false},
+    /* The same as bytes on one processor, as far as a round is wake-ups: small requests, and no
+     * group that would spin elsewhere. */
+    {"packed", "packed", "Bytes", kinds_of_bytes, ONE, {0}, {BYTES}, 0, 0, false},
+    /* Points between those: more ranks, more sizes, of the floors and of ours. */
+    {"curves", "per-rank", "Growth per rank", kinds_of_curves, FREE | ONE, {1, 2, 3, 4, 6, 8, 12,
+     16, 24, 32, 48, 64}, {BYTES}, 2, 5, false},
+    {"curves", "per-byte", "Growth per byte", kinds_of_curves, FREE, {SIZES_RANKS}, {256, 1 << 10,
+     4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20}, 2, 5, false},
+    /* What Python adds, beside its peers; apart: what a round takes where no process waits for the
+     * other's processor. */
+    {"python", "python", "Python", kinds_of_python, FREE | ONE, {1, 2, 4, 8}, {BYTES}, 2, 0,
+     false},
+    {"python", "python", "Python", kinds_of_python, APART, {1}, {BYTES}, 0, 0, false},
+    {"python", "python-objects", "Python: a method with small arguments", kinds_of_objects, FREE,
+     {1, 2, 4, 8}, {BYTES}, 1, 0, false},
+    {"python", "python-arrays", "Python: an array of 5 MB there and back", kinds_of_arrays, FREE,
+     {1, 2, 4, 8}, {ARRAY_BYTES}, 1, 0, false},
+    {"python", "python",
+     "A step of 256 sequences in Python; columns: of the worker, from taken to numpy",
+     kinds_of_columns, ONE, {1}, {BYTES}, 0, 0, false},
+    /* Every way to move bytes, in every number of ranks and every size. The small ones first: they
+     * are what a run without time for all has. */
+    {"bytes", "bytes", "Bytes", kinds_of_bytes, FREE, {0}, {0}, 0, 0, true},
+    /* clang-format on */
+};
 
-/* Points between those: more ranks, more sizes, of the floors and of ours. */
-static void measure_curves(struct bench *bench)
+/* What the kernel's placement decides, which lasts longer than a slice: few slices in each of many
+ * groups of processes, spread over the run. */
+static void visit_placed(struct bench *bench)
 {
-    static const uint32_t ranks[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
-    static const size_t sizes[] = {256,       1 << 10, 4 << 10, 16 << 10, 64 << 10,
-                                   256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
-    const size_t rank_counts = bench->quick ? 2 : sizeof ranks / sizeof *ranks;
-    const size_t size_count = bench->quick ? 2 : sizeof sizes / sizeof *sizes;
-    struct cell cell = {.section = "per-rank",
-                        .bytes = BYTES,
-                        .reply_bytes = REPLY_BYTES,
-                        .kinds = kinds_of_curves,
-                        .pairs = bench->brief ? 0 : 5};
-    for (int p = 0; p < PLACEMENT_COUNT; p++) {
-        cell.placement = (enum placement)p;
-        report_section("Growth per rank", cell.placement);
-        for (size_t i = 0; i < rank_counts; i++) {
-            cell.rank_count = ranks[i];
-            cell_run(bench, &cell);
-        }
-    }
-    report_section("Growth per byte", PLACEMENT_FREE);
-    cell.section = "per-byte";
-    cell.placement = PLACEMENT_FREE;
-    cell.rank_count = SIZES_RANKS;
-    for (size_t i = 0; i < size_count; i++) {
-        cell.bytes = sizes[i];
-        cell_run(bench, &cell);
-    }
-}
-
-static void measure_one(struct bench *bench)
-{
-    report_section("One rank, spinning (sealed, within its budget; max) or not (off)",
-                   PLACEMENT_FREE);
-    cell_run(bench, &(struct cell){.section = "one",
-                                   .rank_count = 1,
-                                   .bytes = BYTES,
-                                   .reply_bytes = REPLY_BYTES,
-                                   .kinds = kinds_of_one,
-                                   .busy = true});
-}
-
-static void measure_call(struct bench *bench)
-{
-    report_section(
-        "A call, a submit, one whose handler wakes who submits; a thread that wakes another (one way)",
-        PLACEMENT_FREE);
-    cell_run(bench, &(struct cell){.section = "call",
-                                   .rank_count = 4,
-                                   .bytes = BYTES,
-                                   .reply_bytes = REPLY_BYTES,
-                                   .kinds = kinds_of_call,
-                                   .pairs = bench->brief ? 0 : 25});
-}
-
-static void measure_steps(struct bench *bench)
-{
-    struct cell cell = {
-        .section = "steps", .bytes = BYTES, .reply_bytes = REPLY_BYTES, .kinds = kinds_of_steps};
-    report_section("Decode steps", PLACEMENT_FREE);
-    cell.busy = true;
-    for (size_t i = 0; i < bench->rank_count_count; i++) {
-        cell.rank_count = bench->rank_counts[i];
-        cell_run(bench, &cell);
-    }
-    report_section("Decode steps", PLACEMENT_ONE);
-    cell.rank_count = STEPS_RANKS;
-    cell.busy = false;
-    cell.placement = PLACEMENT_ONE;
-    cell_run(bench, &cell);
-}
-
-static void measure_depth(struct bench *bench)
-{
-    report_section("Several requests in flight, several callers; times between completions",
-                   PLACEMENT_FREE);
-    for (uint32_t rank_count = 4; rank_count <= (bench->quick ? 4 : 8); rank_count *= 2)
-        cell_run(bench, &(struct cell){.section = "depth",
-                                       .rank_count = rank_count,
-                                       .bytes = BYTES,
-                                       .reply_bytes = REPLY_BYTES,
-                                       .kinds = kinds_of_depth});
-}
-
-/* What Python adds, beside its peers; apart: what a round takes where no process waits for the
- * other's processor. Free: the columns of a step. */
-static void measure_python(struct bench *bench)
-{
-    struct cell cell = {
-        .section = "python", .bytes = BYTES, .reply_bytes = REPLY_BYTES, .kinds = kinds_of_python};
-    for (int p = 0; p <= PLACEMENT_APART; p++) {
-        cell.placement = (enum placement)p;
-        report_section("Python", cell.placement);
-        for (uint32_t rank_count = 1; rank_count <= (p == PLACEMENT_APART ? 1 : 8);
-             rank_count *= 2) {
-            cell.rank_count = rank_count;
-            if (!bench->quick || rank_count <= 2)
-                cell_run(bench, &cell);
-        }
-    }
-    static const struct {
-        const char *section, *title;
-        const char *const *kinds;
-        size_t bytes;
-    } parts[] = {
-        {"python-objects", "Python: a method with small arguments", kinds_of_objects, BYTES},
-        {"python-arrays", "Python: an array of 5 MB there and back", kinds_of_arrays, ARRAY_BYTES},
+    static const struct cell cells[] = {
+        {.section = "one", .rank_count = 1, .bytes = BYTES, .kinds = kinds_of_one, .busy = true},
+        {.section = "one",
+         .rank_count = 1,
+         .bytes = BYTES,
+         .kinds = kinds_of_one,
+         .placement = PLACEMENT_APART},
+        {.section = "loops",
+         .rank_count = 8,
+         .bytes = BYTES,
+         .kinds = kinds_of_loops,
+         .busy = true},
+        {.section = "ring", .rank_count = 8, .bytes = BYTES, .kinds = kinds_of_ring},
+        {.section = "copies", .rank_count = 2, .bytes = ARRAY_BYTES, .kinds = kinds_of_copies},
     };
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        /* A quick run has ours: the peers' interpreters take seconds to start. */
-        const char *const ours[] = {parts[i].kinds[0], parts[i].kinds[1], parts[i].kinds[2], NULL};
-        struct cell of_objects = {.section = parts[i].section,
-                                  .bytes = parts[i].bytes,
-                                  .reply_bytes = parts[i].bytes,
-                                  .kinds = bench->quick ? ours : parts[i].kinds};
-        report_section(parts[i].title, PLACEMENT_FREE);
-        for (uint32_t rank_count = 1; rank_count <= (bench->quick ? 1 : 8); rank_count *= 2) {
-            of_objects.rank_count = rank_count;
-            cell_run(bench, &of_objects);
-        }
+    for (size_t i = 0; i < sizeof cells / sizeof *cells; i++) {
+        struct cell cell = cells[i];
+        if (!name_chosen(bench->sections, cell.section))
+            continue;
+        cell.reply_bytes = cell.bytes == ARRAY_BYTES ? cell.bytes : REPLY_BYTES;
+        cell.pairs = bench->pairs < VISIT_PAIRS ? bench->pairs : VISIT_PAIRS;
+        cell.is_visit = true;
+        cell_run(bench, &cell);
     }
-    report_section("A step of 256 sequences in Python; columns: of the worker, from taken to numpy",
-                   PLACEMENT_ONE);
-    cell.rank_count = 1;
-    cell.kinds = kinds_of_columns;
-    cell.placement = PLACEMENT_ONE;
-    cell_run(bench, &cell);
+}
+
+static void sweep_point(struct bench *bench, const struct sweep *sweep, enum placement placement,
+                        size_t rank_count, size_t bytes)
+{
+    /* A quick run has ours: the peers' interpreters take seconds to start. */
+    const char *const ours[] = {sweep->kinds[0], sweep->kinds[1], sweep->kinds[2], NULL};
+    const bool slow = sweep->kinds == kinds_of_objects || sweep->kinds == kinds_of_arrays;
+    const struct cell cell = {.section = sweep->section,
+                              .rank_count = (uint32_t)rank_count,
+                              .bytes = bytes,
+                              .reply_bytes = slow ? bytes : REPLY_BYTES,
+                              .kinds = slow && bench->quick ? ours : sweep->kinds,
+                              .pairs = bench->brief ? 0 : sweep->pairs,
+                              .busy = sweep->busy,
+                              .placement = placement};
+    /* One rank is on one processor what it is anywhere, but for the spinning. */
+    if (sweep->ranks[0] || placement != PLACEMENT_ONE || rank_count > 1)
+        cell_run(bench, &cell);
+}
+
+static void sweep_run(struct bench *bench, const struct sweep *sweep, enum placement placement)
+{
+    struct options_list ranks = bench->rank_counts, sizes = bench->sizes;
+    const size_t most = bench->quick && sweep->quick ? sweep->quick : POINTS_MAX;
+    for (size_t i = 0; i < most && sweep->ranks[i]; i++) {
+        ranks.values[i] = sweep->ranks[i];
+        ranks.count = i + 1;
+    }
+    for (size_t i = 0; i < most && sweep->sizes[i]; i++) {
+        sizes.values[i] = sweep->sizes[i];
+        sizes.count = i + 1;
+    }
+    report_section(sweep->title, placement);
+    for (size_t s = 0; s < sizes.count; s++) {
+        /* This is half of a run. */
+        if (s > 0 && !sweep->sizes[0] && !bench->brief && !bench->quick)
+            visit_placed(bench);
+        for (size_t i = 0; i < ranks.count; i++)
+            sweep_point(bench, sweep, placement, ranks.values[i], sizes.values[s]);
+    }
+    if (sweep->kinds == kinds_of_arrays)
+        hosts_end(bench->hosts, "ray"); /* its servers run now and then */
+}
+
+static void sweeps_run(struct bench *bench, const char *name)
+{
+    for (size_t i = 0; i < sizeof sweeps / sizeof *sweeps; i++)
+        for (int p = 0; p <= PLACEMENT_APART; p++)
+            if (strcmp(sweeps[i].name, name) == 0 && sweeps[i].placements & (1u << p))
+                sweep_run(bench, &sweeps[i], (enum placement)p);
 }
 
 static void measure_rates(struct bench *bench)
@@ -202,18 +182,23 @@ static void measure_allocations(struct bench *bench)
     groups_allocations(bench, 8);
 }
 
-/* Those that take longer come later. */
+/* Those that take longer come later. Without a function: sweeps of that name. */
 static const struct {
     const char *name;
     void (*measure)(struct bench *bench);
 } sections[] = {
-    {"call", measure_call},     {"one", measure_one},
-    {"idle", measure_idle},     {"allocations", measure_allocations},
-    {"depth", measure_depth},   {"start", measure_starts},
-    {"rate", measure_rates},    {NULL, programs_run},
-    {"steps", measure_steps},   {"packed", measure_packed},
-    {"curves", measure_curves}, {"python", measure_python},
-    {"bytes", measure_bytes},
+    {"idle", measure_idle},
+    {"allocations", measure_allocations},
+    {"call", NULL},
+    {"depth", NULL},
+    {"start", measure_starts},
+    {"rate", measure_rates},
+    {NULL, programs_run},
+    {"steps", NULL},
+    {"packed", NULL},
+    {"curves", NULL},
+    {"python", NULL},
+    {"bytes", NULL},
 };
 
 /* How many rows there are, and how many of them have no figure: for want of time, and for another
@@ -251,25 +236,38 @@ int conductor_run(struct bench *bench)
     bench->root = json_object();
     bench->rows = json_array();
     bench->samples_ns = calloc(BENCH_ROUNDS_MAX, sizeof *bench->samples_ns);
-    if (!bench->root || !bench->rows || !bench->samples_ns)
+    bench->hosts = hosts_new();
+    if (!bench->root || !bench->rows || !bench->samples_ns || !bench->hosts)
         return -ENOMEM;
+    process_catch_stop();
     json_t *machine = machine_begin(bench->folder);
     json_object_set_new(bench->root, "machine", machine);
     json_object_set_new(bench->root, "rows", bench->rows);
     report_heading(bench);
-    for (size_t i = 0; i < sizeof sections / sizeof *sections; i++) {
+    const size_t count = sizeof sections / sizeof *sections;
+    const size_t apart = bench->quick ? count : bench->brief ? BRIEF_VISIT_SECTIONS : 1;
+    for (size_t i = 0; i < count; i++) {
+        if (i % apart == 0)
+            visit_placed(bench);
         if (sections[i].name && !name_chosen(bench->sections, sections[i].name))
             continue;
         if (sections[i].name) /* how far a run of minutes is */
             fprintf(stderr, "coxswain-bench: %s, after %.0f s\n", sections[i].name,
                     (double)(measure_now_ns() - bench->begin_ns) / 1e9);
-        sections[i].measure(bench);
+        if (sections[i].measure)
+            sections[i].measure(bench);
+        else
+            sweeps_run(bench, sections[i].name);
     }
+    hosts_free(bench->hosts);
+    bench->hosts = NULL;
+    procfs_sweep();
+    machine_end(machine);
+    report_visits(bench);
     report_again(bench);
     targets_judge(bench);
     report_targets(bench);
     count_rows(bench);
-    machine_end(machine);
     machine_print(machine);
     free(bench->samples_ns);
     bench->samples_ns = NULL;

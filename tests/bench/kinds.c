@@ -6,9 +6,13 @@
     {                                                                                              \
         "--subject", __VA_ARGS__, NULL                                                             \
     }
+#define SLOW_PYTHON(name, ...)                                                                     \
+    .host = (name), .world = PYTHON_WORLD, PYTHON("--by", name, __VA_ARGS__)
 #define PYTHON(...) .program = "python_subject.py", .words = {__VA_ARGS__, NULL}
 /* What a step of 16 sequences has, rounded up: a request of 90 and an answer of 70 bytes. */
 #define STEP_BYTES 96
+/* Of a section in Python. */
+#define PYTHON_WORLD 8
 /* A floor beside itself shows by what the measurement varies: where that is asked, and where a
  * round is mostly wake-ups. */
 #define AGAIN_BYTES_MAX 4096
@@ -32,7 +36,7 @@ static const struct kind kinds[] = {
     {.name = "zmq", .program = "bench-zmq"},
     {.name = "nng", .program = "bench-nng"},
     {.name = "iceoryx", .program = "bench-iceoryx"},
-    {.name = "mpi", .program = "bench-mpi", .starts_slowly = true, .spins_idle = true},
+    {.name = "mpi", .program = "bench-mpi", .host = "mpi", .spins_idle = true},
     {.name = "pickle", .program = "pickle_ring.py", .spins_idle = true},
     {.name = "sealed-bytes",
      .words = OWN("coxswain", "--attach", "sealed"),
@@ -66,7 +70,7 @@ static const struct kind kinds[] = {
     {.name = "py-call-sealed", PYTHON("--by", "call", "--attach", "sealed")},
     {.name = "py-pipe", PYTHON("--by", "pipe")},
     {.name = "py-zmq", PYTHON("--by", "zmq")},
-    {.name = "py-vllm", PYTHON("--by", "vllm"), .starts_slowly = true, .spins_idle = true},
+    {.name = "py-vllm", SLOW_PYTHON("vllm", "--what", "bytes"), .spins_idle = true},
     {.name = "py-columns-256", PYTHON("--by", "columns", "--attach", "sealed")},
     {.name = "py-small", PYTHON("--by", "small")},
     {.name = "py-method", PYTHON("--by", "method", "--what", "object")},
@@ -74,30 +78,19 @@ static const struct kind kinds[] = {
      PYTHON("--by", "method", "--what", "object", "--attach", "sealed")},
     {.name = "py-pipe-object", PYTHON("--by", "pipe", "--what", "object")},
     {.name = "py-zmq-object", PYTHON("--by", "zmq", "--what", "object")},
-    {.name = "py-mpi4py-object",
-     PYTHON("--by", "mpi4py", "--what", "object"),
-     .starts_slowly = true,
-     .spins_idle = true},
-    {.name = "py-ray-object", PYTHON("--by", "ray", "--what", "object"), .starts_slowly = true},
-    {.name = "py-vllm-object",
-     PYTHON("--by", "vllm", "--what", "object"),
-     .starts_slowly = true,
-     .spins_idle = true},
+    {.name = "py-mpi4py-object", SLOW_PYTHON("mpi4py", "--what", "object"), .spins_idle = true},
+    {.name = "py-ray-object", SLOW_PYTHON("ray", "--what", "object")},
+    {.name = "py-vllm-object", SLOW_PYTHON("vllm", "--what", "object"), .spins_idle = true},
     {.name = "py-memcpy", PYTHON("--by", "memcpy", "--what", "array")},
     {.name = "py-copies", PYTHON("--by", "copies", "--what", "array")},
     {.name = "py-array", PYTHON("--by", "method", "--what", "array")},
     {.name = "py-array-sealed", PYTHON("--by", "method", "--what", "array", "--attach", "sealed")},
     {.name = "py-pipe-array", PYTHON("--by", "pipe", "--what", "array")},
     {.name = "py-zmq-array", PYTHON("--by", "zmq", "--what", "array")},
-    {.name = "py-mpi4py-array",
-     PYTHON("--by", "mpi4py", "--what", "array"),
-     .starts_slowly = true,
-     .spins_idle = true},
-    {.name = "py-ray-array", PYTHON("--by", "ray", "--what", "array"), .starts_slowly = true},
-    {.name = "py-vllm-array",
-     PYTHON("--by", "vllm", "--what", "array"),
-     .starts_slowly = true,
-     .spins_idle = true},
+    {.name = "py-mpi4py-array", SLOW_PYTHON("mpi4py", "--what", "array"), .spins_idle = true},
+    {.name = "py-ray-array", SLOW_PYTHON("ray", "--what", "array")},
+    {.name = "py-vllm-array", SLOW_PYTHON("vllm", "--what", "array"), .spins_idle = true},
+    {.name = "pickle-again", .program = "pickle_ring.py", .spins_idle = true},
     {.name = "semaphore-again", .words = OWN("semaphore"), .bytes_max = AGAIN_BYTES_MAX},
     {.name = "futex-again", .words = OWN("futex"), .bytes_max = AGAIN_BYTES_MAX},
 };
@@ -108,6 +101,11 @@ const char *const kinds_of_bytes[] = {
     "iceoryx",        "mpi",        "pickle",      "semaphore-again", "futex-again", NULL};
 const char *const kinds_of_curves[] = {"semaphore", "futex", "named", "sealed", NULL};
 const char *const kinds_of_one[] = {"futex", "sealed", "sealed-off", "sealed-max", NULL};
+const char *const kinds_of_loops[] = {"semaphore",       "futex",       "named", "sealed",
+                                      "semaphore-again", "futex-again", NULL};
+const char *const kinds_of_ring[] = {"py-call", "pickle", "pickle-again", "py-vllm", NULL};
+const char *const kinds_of_copies[] = {"py-memcpy", "py-array", "py-array-sealed", "py-copies",
+                                       NULL};
 const char *const kinds_of_steps[] = {"sealed-bytes",     "sealed-step-16",  "sealed-step-256",
                                       "sealed-step-1024", "named-step-16",   "named-step-256",
                                       "named-step-1024",  "pickle-step-256", NULL};

@@ -19,8 +19,10 @@ struct kind {
     const char *words[8];
     /* some of its processes are on a processor when nothing is asked */
     bool spins_idle;
-    /* it takes seconds to start: a brief run leaves it out */
-    bool starts_slowly;
+    /* its processes take seconds to start: those of one name go through all rows (hosts.h) */
+    const char *host;
+    /* of those: ranks of a row, at most; 0: as many as the run has */
+    uint32_t world;
     /* of a request; 0: any */
     size_t bytes_max;
     /* in place of the cell's; 0: the cell's */
@@ -35,7 +37,10 @@ const struct kind *kind_find(const char *name);
 extern const char *const kinds_of_bytes[];
 extern const char
     *const kinds_of_curves[]; /* the floors and our two, for what is drawn against N or size */
-extern const char *const kinds_of_one[]; /* N = 1, spinning or not */
+extern const char *const kinds_of_one[];   /* N = 1, spinning or not */
+extern const char *const kinds_of_loops[]; /* beside busy loops */
+extern const char *const kinds_of_ring[];
+extern const char *const kinds_of_copies[];
 extern const char *const kinds_of_steps[];
 extern const char *const kinds_of_depth[];
 extern const char *const kinds_of_call[];

@@ -6,10 +6,9 @@
 #include "floor.h"
 #include "group.h"
 #include "load.h"
+#include "options.h"
 #include "steps.h"
 
-#include <errno.h>
-#include <getopt.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +20,8 @@
 #define PAIRS_MAX_ALLOWED 64
 #define BUDGET_MAX_S 3600
 #define BRIEF_BUDGET_S 117
+/* Of a shell after ctrl-C. */
+#define STOPPED_STATUS 130
 
 static const char usage_text[] =
     "usage: coxswain-bench [OPTION...]\n"
@@ -36,11 +37,6 @@ static const char usage_text[] =
     "  --budget S       seconds of a run (brief: 117); a row that has no time left says so\n"
     "  --quick          seconds in place of minutes; the figures mean nothing\n"
     "  --json FILE      also writes everything to FILE\n";
-
-struct options {
-    struct bench bench;
-    const char *json_path;
-};
 
 /* ---- subjects ---- */
 
@@ -67,123 +63,57 @@ static int worker_main(int argc, char **argv)
 
 /* ---- options ---- */
 
-static bool parse_number(const char *text, size_t min, size_t max, size_t *ret_value)
-{
-    char *end;
-    errno = 0;
-    unsigned long long value = strtoull(text, &end, 10);
-    if (errno || end == text || *end || text[0] == '-' || value < min || value > max)
-        return false;
-    *ret_value = value;
-    return true;
-}
-
-static bool parse_numbers(const char *text, size_t min, size_t max, size_t *ret_values,
-                          size_t *ret_count)
-{
-    char copy[256];
-    char *rest = copy;
-    size_t count = 0;
-    if (snprintf(copy, sizeof copy, "%s", text) >= (int)sizeof copy)
-        return false;
-    for (char *item; (item = strsep(&rest, ",")) != NULL; count++)
-        if (count == BENCH_LIST_MAX || !parse_number(item, min, max, &ret_values[count]))
-            return false;
-    *ret_count = count;
-    return true;
-}
-
-static bool parse_ranks(const char *text, struct bench *bench)
-{
-    size_t values[BENCH_LIST_MAX];
-    if (!parse_numbers(text, 1, COX_RANK_COUNT_MAX, values, &bench->rank_count_count))
-        return false;
-    for (size_t i = 0; i < bench->rank_count_count; i++)
-        bench->rank_counts[i] = (uint32_t)values[i];
-    return true;
-}
-
-static bool parse_option(int option, const char *text, struct options *options)
-{
-    struct bench *bench = &options->bench;
-    size_t number;
-    switch (option) {
-    case 'n':
-        return parse_ranks(text, bench);
-    case 'b':
-        return parse_numbers(text, LOAD_SIZE_MIN, SIZE_MAX_ALLOWED, bench->sizes,
-                             &bench->size_count);
-    case 'p':
-        return parse_number(text, 1, PAIRS_MAX_ALLOWED, &bench->pairs);
-    case 'm':
-        if (!parse_number(text, 1, 10000, &number))
-            return false;
-        bench->slice_ms = number;
-        return true;
-    case 'g':
-        return parse_number(text, 1, BUDGET_MAX_S, &bench->budget_s);
-    case 'k':
-        bench->kinds = text;
-        return true;
-    case 's':
-        bench->sections = text;
-        return true;
-    case 'j':
-        options->json_path = text;
-        return true;
-    default:
-        return false;
-    }
-}
-
 static void make_quick(struct bench *bench)
 {
     bench->quick = true;
     bench->pairs = 1;
     bench->slice_ms = 2;
-    parse_ranks("1,2,8", bench);
-    bench->sizes[0] = 4096;
-    bench->sizes[1] = 1 << 20;
-    bench->size_count = 2;
+    bench->rank_counts = (struct options_list){{1, 2, 8}, 3};
+    bench->sizes = (struct options_list){{4096, 1 << 20}, 2};
 }
 
 /* Few and short slices: an interval is some times as wide as that of a whole run. */
 static void make_brief(struct bench *bench)
 {
     bench->brief = true;
-    bench->budget_s = bench->budget_s ? bench->budget_s : BRIEF_BUDGET_S;
+    bench->budget_s = BRIEF_BUDGET_S;
     bench->pairs = 3;
     bench->slice_ms = 3;
 }
 
-/* Returns -1 to go on, or the exit status. */
-static int parse_options(int argc, char **argv, struct options *options)
+static bool has_word(int argc, char **argv, const char *word)
 {
-    static const struct option names[] = {
-        {"sections", required_argument, NULL, 's'}, {"kinds", required_argument, NULL, 'k'},
-        {"ranks", required_argument, NULL, 'n'},    {"bytes", required_argument, NULL, 'b'},
-        {"pairs", required_argument, NULL, 'p'},    {"slice-ms", required_argument, NULL, 'm'},
-        {"quick", no_argument, NULL, 'q'},          {"brief", no_argument, NULL, 'B'},
-        {"budget", required_argument, NULL, 'g'},   {"json", required_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},           {NULL, 0, NULL, 0},
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], word) == 0)
+            return true;
+    return false;
+}
+
+/* Returns -1 to go on, or the exit status. What a word of these makes, other options change. */
+static int parse_options(int argc, char **argv, struct bench *bench, const char **json_path)
+{
+    const struct option_spec specs[] = {
+        {.name = "sections", .text = &bench->sections},
+        {.name = "kinds", .text = &bench->kinds},
+        {.name = "ranks", .list = &bench->rank_counts, .min = 1, .max = COX_RANK_COUNT_MAX},
+        {.name = "bytes", .list = &bench->sizes, .min = LOAD_SIZE_MIN, .max = SIZE_MAX_ALLOWED},
+        {.name = "pairs", .number = &bench->pairs, .min = 1, .max = PAIRS_MAX_ALLOWED},
+        {.name = "slice-ms", .number = &bench->slice_ms, .min = 1, .max = 10000},
+        {.name = "quick", .flag = &bench->quick},
+        {.name = "brief", .flag = &bench->brief},
+        {.name = "budget", .number = &bench->budget_s, .min = 1, .max = BUDGET_MAX_S},
+        {.name = "json", .text = json_path},
+        {.name = NULL},
     };
-    *options = (struct options){.bench = {.pairs = 9, .slice_ms = 25}};
-    parse_ranks("1,2,4,8,16,32", &options->bench);
-    parse_numbers("4096,65536,1048576,67108864", LOAD_SIZE_MIN, SIZE_MAX_ALLOWED,
-                  options->bench.sizes, &options->bench.size_count);
-    for (int option; (option = getopt_long(argc, argv, "", names, NULL)) != -1;) {
-        if (option == 'q') {
-            make_quick(&options->bench);
-        } else if (option == 'B') {
-            make_brief(&options->bench);
-        } else if (!parse_option(option, optarg, options)) {
-            fputs(usage_text, option == 'h' ? stdout : stderr);
-            return option == 'h' ? 0 : 2;
-        }
-    }
-    if (optind < argc)
-        fputs(usage_text, stderr);
-    return optind < argc ? 2 : -1;
+    *bench = (struct bench){.pairs = 9,
+                            .slice_ms = 25,
+                            .rank_counts = {{1, 2, 4, 8, 16, 32}, 6},
+                            .sizes = {{4096, 65536, 1 << 20, SIZE_MAX_ALLOWED}, 4}};
+    if (has_word(argc, argv, "--quick"))
+        make_quick(bench);
+    if (has_word(argc, argv, "--brief"))
+        make_brief(bench);
+    return options_parse(argc, argv, specs, usage_text);
 }
 
 /* A row that says "not built" is no failure, nor one that had no time; another of ours that has no
@@ -208,34 +138,35 @@ static int own_failures(const struct bench *bench)
 int main(int argc, char **argv)
 {
     char folder[4096];
-    struct options options;
+    struct bench bench;
+    const char *json_path = NULL;
     if (argc > 2 && strcmp(argv[1], WORKER_FLAG) == 0)
         return worker_main(argc, argv);
     if (argc > 2 && strcmp(argv[1], SUBJECT_FLAG) == 0)
         return own_subject_main(argc - 2, argv + 2);
-    int r = parse_options(argc, argv, &options);
+    int r = parse_options(argc, argv, &bench, &json_path);
     if (r >= 0)
         return r;
-    ssize_t length = readlink("/proc/self/exe", folder, sizeof folder - 1);
-    if (length < 0) {
-        perror("coxswain-bench: /proc/self/exe");
-        return 1;
+    r = options_program_path(folder, sizeof folder);
+    if (r == 0) {
+        *strrchr(folder, '/') = '\0';
+        bench.folder = folder;
+        signal(SIGPIPE, SIG_IGN);
+        r = conductor_run(&bench);
     }
-    folder[length] = '\0';
-    *strrchr(folder, '/') = '\0';
-    options.bench.folder = folder;
-    signal(SIGPIPE, SIG_IGN);
-    r = conductor_run(&options.bench);
     if (r) {
         fprintf(stderr, "coxswain-bench: %s\n", cox_status_text(r));
         return 1;
     }
-    r = own_failures(&options.bench) > 0;
-    if (options.json_path && json_dump_file(options.bench.root, options.json_path,
-                                            JSON_INDENT(1) | JSON_REAL_PRECISION(6)) < 0) {
-        fprintf(stderr, "coxswain-bench: %s could not be written\n", options.json_path);
+    r = own_failures(&bench) > 0;
+    if (process_stopped()) {
+        fputs("coxswain-bench: stopped; nothing is written\n", stderr);
+        r = STOPPED_STATUS;
+    } else if (json_path &&
+               json_dump_file(bench.root, json_path, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) < 0) {
+        fprintf(stderr, "coxswain-bench: %s could not be written\n", json_path);
         r = 1;
     }
-    json_decref(options.bench.root);
+    json_decref(bench.root);
     return r;
 }

@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <sched.h>
+#include <stdbool.h>
+#include <string.h>
 
 #include "procfs.h"
 
@@ -18,39 +20,51 @@ const char *placement_name(enum placement placement)
     return placements[placement].name;
 }
 
+enum placement placement_of(const char *name)
+{
+    int placement = 0;
+    while (placement < PLACEMENT_APART && strcmp(placements[placement].name, name) != 0)
+        placement++;
+    return (enum placement)placement;
+}
+
 const char *placement_text(enum placement placement)
 {
     return placements[placement].text;
 }
 
-static int allow_one(pid_t thread, size_t processor)
+static int allow_one(pid_t thread, bool highest)
 {
-    cpu_set_t sets[PROCFS_PROCESSOR_SETS];
-    CPU_ZERO_S(sizeof sets, sets);
-    CPU_SET_S(processor, sizeof sets, sets);
-    return sched_setaffinity(thread, sizeof sets, sets) < 0 ? -errno : 0;
+    cpu_set_t sets[PROCFS_PROCESSOR_SETS], one[PROCFS_PROCESSOR_SETS];
+    const size_t count = 8 * sizeof sets;
+    size_t i = 0;
+    if (sched_getaffinity(0, sizeof sets, sets) < 0)
+        return -errno;
+    while (!CPU_ISSET_S(highest ? count - 1 - i : i, sizeof sets, sets)) /* there is one: it runs */
+        i++;
+    CPU_ZERO_S(sizeof one, one);
+    CPU_SET_S(highest ? count - 1 - i : i, sizeof one, one);
+    return sched_setaffinity(thread, sizeof one, one) < 0 ? -errno : 0;
 }
 
 int placement_apply(enum placement placement)
 {
-    cpu_set_t sets[PROCFS_PROCESSOR_SETS];
-    size_t lowest = 0;
-    if (placement == PLACEMENT_FREE)
-        return 0;
-    if (sched_getaffinity(0, sizeof sets, sets) < 0)
-        return -errno;
-    while (!CPU_ISSET_S(lowest, sizeof sets, sets)) /* there is one: this one runs */
-        lowest++;
-    return allow_one(0, lowest);
+    return placement == PLACEMENT_FREE ? 0 : allow_one(0, false);
+}
+
+void placement_lowest(pid_t thread)
+{
+    allow_one(thread, false);
 }
 
 void placement_separate(pid_t thread)
 {
+    allow_one(thread, true);
+}
+
+void placement_anywhere(pid_t thread)
+{
     cpu_set_t sets[PROCFS_PROCESSOR_SETS];
-    size_t highest = 8 * sizeof sets - 1;
-    if (sched_getaffinity(0, sizeof sets, sets) < 0)
-        return;
-    while (highest > 0 && !CPU_ISSET_S(highest, sizeof sets, sets))
-        highest--;
-    allow_one(thread, highest);
+    if (sched_getaffinity(0, sizeof sets, sets) == 0)
+        sched_setaffinity(thread, sizeof sets, sets);
 }

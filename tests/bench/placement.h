@@ -20,12 +20,16 @@ enum placement {
 
 /* Of a row: "free", "one processor", "apart". */
 const char *placement_name(enum placement placement);
+/* The one of that name, which there is. */
+enum placement placement_of(const char *name);
 /* For people: "placed by the kernel", "one processor", "workers on another processor". */
 const char *placement_text(enum placement placement);
 /* Places the process that calls; apart: as a coordinator, whose workers placement_separate places.
  * Returns 0 or a negative errno. */
 int placement_apply(enum placement placement);
-/* Places a thread of a worker, for PLACEMENT_APART. */
+/* Place a thread of another process: on the lowest of those processors, on the highest, on any. */
+void placement_lowest(pid_t thread);
 void placement_separate(pid_t thread);
+void placement_anywhere(pid_t thread);
 
 #endif

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -40,6 +41,29 @@ void process_give_up(struct process *process)
     process->state = PROCESS_LATE;
 }
 
+/* ---- ctrl-C ---- */
+
+static atomic_bool stopped;
+
+static void on_stop(int signal)
+{
+    (void)signal;
+    /* relaxed: nothing else is read by who sees it */
+    atomic_store_explicit(&stopped, true, memory_order_relaxed);
+}
+
+void process_catch_stop(void)
+{
+    const struct sigaction action = {.sa_handler = on_stop, .sa_flags = (int)SA_RESETHAND};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+bool process_stopped(void)
+{
+    return atomic_load_explicit(&stopped, memory_order_relaxed);
+}
+
 /* ---- its pipes ---- */
 
 static uint64_t deadline_after(int timeout_ms)
@@ -50,9 +74,11 @@ static uint64_t deadline_after(int timeout_ms)
 static bool read_all(struct process *process, void *bytes, size_t size, uint64_t timeout_ns)
 {
     uint8_t *at = bytes;
-    const bool is_cut = process->until_ns < timeout_ns;
-    const uint64_t deadline_ns = is_cut ? process->until_ns : timeout_ns;
     while (size > 0) {
+        const bool is_cut = process_stopped() || process->until_ns < timeout_ns;
+        const uint64_t deadline_ns = process_stopped() ? 0
+                                     : is_cut          ? process->until_ns
+                                                       : timeout_ns;
         const uint64_t now_ns = measure_now_ns();
         struct pollfd poll_fd = {.fd = process->out_fd, .events = POLLIN};
         int ready = now_ns < deadline_ns
@@ -159,17 +185,41 @@ void process_start(const char *const *argv, enum placement placement, uint64_t u
     }
 }
 
+void process_again(const char *const *words, enum placement placement, uint64_t until_ns,
+                   struct process *home, struct process *process)
+{
+    char line[512] = "again";
+    *process = *home;
+    *home = (struct process){.in_fd = -1, .out_fd = -1};
+    process->home = home;
+    process->placement = placement;
+    process->until_ns = until_ns;
+    process->spinners.count = 0;
+    process->quits = false;
+    process->text[0] = '\0';
+    for (size_t i = 0; words[i]; i++) {
+        const size_t length = strlen(line);
+        snprintf(line + length, sizeof line - length, " %s", words[i]);
+    }
+    procfs_tree(process->pid, &process->tree);
+    procfs_threads(&process->tree, false,
+                   placement == PLACEMENT_FREE ? placement_anywhere : placement_lowest);
+    say(process, "%s\n", line);
+}
+
 void process_await(struct process *process, bool spins_idle)
 {
     if (process->state != PROCESS_READY)
         return;
     if (!answer_is(process, "ready", START_TIMEOUT_MS)) {
+        if (process->home && process->state == PROCESS_SKIPPED) /* nor will it for another row */
+            memcpy(process->home->text, process->text, sizeof process->text);
         process_free(process);
         return;
     }
     procfs_tree(process->pid, &process->tree);
     if (process->placement == PLACEMENT_APART)
-        procfs_descendants(&process->tree, placement_separate);
+        procfs_threads(&process->tree, true, placement_separate);
     process->processors = procfs_processors(&process->tree);
     for (int i = 0; spins_idle && i < SPIN_LOOKS; i++) {
         measure_sleep_until(measure_now_ns() + SPIN_LOOK_NS);
@@ -194,26 +244,52 @@ static bool reap(struct process *process, int timeout_ms)
 void process_quit(struct process *process)
 {
     process_resume(process);
-    if (process->in_fd >= 0) /* the end of its input, which a line may not have reached */
-        close(process->in_fd);
+    if (process->quits || process->pid <= 0)
+        return;
+    process->quits = true;
+    if (process->home && process->state == PROCESS_READY && say(process, "end\n"))
+        return;
+    close(process->in_fd); /* the end of its input, which a line may not have reached */
     process->in_fd = -1;
+}
+
+/* Whether it has ended its row, and waits for another one where it came from. */
+static bool goes_home(struct process *process)
+{
+    struct process *home = process->home;
+    if (!home || home->pid > 0 || process->state != PROCESS_READY || process->in_fd < 0 ||
+        !answer_is(process, "done 0", QUIT_TIMEOUT_MS))
+        return false;
+    *home = *process;
+    home->home = NULL;
+    home->quits = false;
+    process->pid = 0;
+    process->in_fd = process->out_fd = -1;
+    return true;
 }
 
 void process_free(struct process *process)
 {
     process_quit(process);
-    if (process->pid > 0) {
+    if (process->pid > 0 && !goes_home(process)) {
+        if (process->in_fd >= 0)
+            close(process->in_fd);
+        process->in_fd = -1;
         const bool late = process->state == PROCESS_LATE || measure_now_ns() >= process->until_ns;
-        if (process->state == PROCESS_FAILED ||
-            !reap(process, late ? LATE_QUIT_TIMEOUT_MS : QUIT_TIMEOUT_MS)) {
+        const int patience_ms = process_stopped() ? 0
+                                : late            ? LATE_QUIT_TIMEOUT_MS
+                                                  : QUIT_TIMEOUT_MS;
+        if (process->state == PROCESS_FAILED || !reap(process, patience_ms)) {
             procfs_tree(process->pid, &process->tree);
             procfs_end(&process->tree);
         }
         process->pid = 0;
     }
+    if (process->in_fd >= 0)
+        close(process->in_fd);
     if (process->out_fd >= 0)
         close(process->out_fd);
-    process->out_fd = -1;
+    process->in_fd = process->out_fd = -1;
 }
 
 void process_pause(struct process *process)

@@ -40,6 +40,10 @@ struct process {
     enum placement placement;
     /* when the run has to be over */
     uint64_t until_ns;
+    /* where it goes when it is freed, for a row that follows; NULL: it ends then */
+    struct process *home;
+    /* it was told to end its row, or itself */
+    bool quits;
     char text[512];
 };
 
@@ -47,13 +51,21 @@ struct process {
  * there is no such time. What went wrong is in the state. */
 void process_start(const char *const *argv, enum placement placement, uint64_t until_ns,
                    struct process *process);
+/* Takes the one that is at home, in place of a start: `words` are what it would be called with. */
+void process_again(const char *const *words, enum placement placement, uint64_t until_ns,
+                   struct process *home, struct process *process);
 /* Returns when it is ready, or has failed. */
 void process_await(struct process *process, bool spins_idle);
 /* What was not started, or is not asked any more: the time of the run is over. */
 void process_give_up(struct process *process);
-/* It ends; free waits for that. */
+/* It ends, or its row does; free waits for that. */
 void process_quit(struct process *process);
 void process_free(struct process *process); /* idempotent */
+
+/* From here on ctrl-C and SIGTERM do not end this process, but give up every subject, until the
+ * second one comes. */
+void process_catch_stop(void);
+bool process_stopped(void);
 
 /* Stops those of its processes that spin while idle, and no other: a launcher would forward our
  * signals too late, and the process that cleans up after the others must be running when we are

@@ -2,6 +2,8 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
 #include <inttypes.h>
 #include <sched.h>
 #include <signal.h>
@@ -9,11 +11,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 /* A named group has a semaphore for each rank, channel and direction. */
 #define OBJECT_COUNT_MAX 4096
+#define SWEEP_PATIENCE_MS 1000
 
 /* ---- the tree ---- */
 
@@ -116,6 +120,59 @@ void procfs_end(const struct procfs_tree *tree)
         closedir(names);
 }
 
+/* Names that a peer of the benchmark gives its files have the id of its process. */
+static bool is_left(int folder_fd, const char *name)
+{
+    static const char *const prefixes[] = {"coxswain-bench-mpi-", "coxswain-bench-",
+                                           "sem.coxswain-bench-"};
+    struct stat status;
+    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
+        const size_t length = strlen(prefixes[i]);
+        if (strncmp(name, prefixes[i], length) != 0)
+            continue;
+        const long pid = strtol(name + length, NULL, 10);
+        return pid > 0 && kill((pid_t)pid, 0) < 0 && errno == ESRCH &&
+               fstatat(folder_fd, name, &status, AT_SYMLINK_NOFOLLOW) == 0 &&
+               status.st_uid == geteuid();
+    }
+    return false;
+}
+
+static int remove_one(const char *path, const struct stat *status, int type, struct FTW *position)
+{
+    (void)status, (void)type, (void)position;
+    remove(path); /* what cannot be removed keeps its folder */
+    return 0;
+}
+
+static void sweep_folder(const char *folder)
+{
+    char path[512];
+    DIR *names = opendir(folder);
+    for (const struct dirent *entry; names && (entry = readdir(names)) != NULL;)
+        if (is_left(dirfd(names), entry->d_name) &&
+            snprintf(path, sizeof path, "%s/%s", folder, entry->d_name) < (int)sizeof path)
+            nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+    if (names)
+        closedir(names);
+}
+
+void procfs_sweep(void)
+{
+    struct procfs_tree tree;
+    int left_ms = SWEEP_PATIENCE_MS;
+    for (procfs_tree(getpid(), &tree); tree.count > 1; procfs_tree(getpid(), &tree)) {
+        for (size_t i = 1; left_ms <= 0 && i < tree.count; i++)
+            kill(tree.pids[i], SIGKILL);
+        left_ms--;
+        while (waitpid(-1, NULL, WNOHANG) > 0) /* children of those are ours then */
+            continue;
+        usleep(1000);
+    }
+    sweep_folder("/dev/shm");
+    sweep_folder("/tmp");
+}
+
 /* ---- processors ---- */
 
 static void add_processors(pid_t pid, const char *thread, void *context)
@@ -143,9 +200,9 @@ static void call_each(pid_t pid, const char *thread, void *context)
     (*each)((pid_t)strtol(thread, NULL, 10));
 }
 
-void procfs_descendants(const struct procfs_tree *tree, void (*each)(pid_t thread))
+void procfs_threads(const struct procfs_tree *tree, bool but_root, void (*each)(pid_t thread))
 {
-    for (size_t i = 1; i < tree->count; i++)
+    for (size_t i = but_root; i < tree->count; i++)
         each_thread(tree->pids[i], call_each, &each);
 }
 

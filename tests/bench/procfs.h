@@ -7,6 +7,7 @@
 #ifndef BENCH_PROCFS_H
 #define BENCH_PROCFS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -50,8 +51,13 @@ void procfs_signal(const struct procfs_tree *tree, int signal);
 /* SIGKILL to all; returns when the root, a child of this process, is reaped. Then no group of any
  * of them has a name in /dev/shm: "PID_..." is that of a group that was being started. */
 void procfs_end(const struct procfs_tree *tree);
-/* Calls with every thread of the tree but the root's. */
-void procfs_descendants(const struct procfs_tree *tree, void (*each)(pid_t thread));
+/* SIGKILL to all that this process has started or inherited, after a second in which they may end
+ * by themselves; returns when they are reaped. Then removes from /dev/shm and /tmp what peers of
+ * such processes, and of earlier runs of this user that were killed, have left:
+ * "coxswain-bench-PID-...", where no process has that id. */
+void procfs_sweep(void);
+/* Calls with every thread of the tree, or of all of it but its root. */
+void procfs_threads(const struct procfs_tree *tree, bool but_root, void (*each)(pid_t thread));
 /* How many processors there are on which any thread of them may run. */
 int procfs_processors(const struct procfs_tree *tree);
 void procfs_usage(const struct procfs_tree *tree, struct procfs_usage *ret_usage);

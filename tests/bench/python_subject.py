@@ -18,7 +18,9 @@ and for a peer that it lacks the first that has it.
 
 import argparse
 import array
+import contextlib
 import ctypes
+import gc
 import importlib
 import importlib.util
 import mmap
@@ -27,10 +29,12 @@ import pickle
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing import resource_tracker, shared_memory
 
 BIN = os.path.dirname(os.path.abspath(__file__))
 MODULES = {"zmq": "zmq", "vllm": "vllm", "mpi4py": "mpi4py", "ray": "ray"}
@@ -470,6 +474,7 @@ class Vllm(Peer):
             self.queue = importlib.import_module(name).MessageQueue
         except ImportError:
             raise Skip("vllm is not installed") from None
+        resource_tracker.ensure_running()  # one for all workers, which outlives them
 
     def work(self, rank, pipe, answer):
         replies = self.queue(1, 1)
@@ -484,7 +489,9 @@ class Vllm(Peer):
         self.requests = self.queue(options.ranks, options.ranks)
         for pipe in self.pipes:
             pipe.send(self.requests.export_handle())
-        self.replies = [self.queue.create_from_handle(pipe.recv(), 0) for pipe in self.pipes]
+        handles = [pipe.recv() for pipe in self.pipes]
+        self.names = [handle.buffer_handle[3] for handle in handles]
+        self.replies = [self.queue.create_from_handle(handle, 0) for handle in handles]
         self.requests.wait_until_ready()
         for replies in self.replies:
             replies.wait_until_ready()
@@ -493,13 +500,39 @@ class Vllm(Peer):
         self.requests.enqueue(request)
         return [replies.dequeue() for replies in self.replies]
 
+    def stop(self):
+        """Its workers, which made the queues of replies, are killed: their names go with them."""
+        super().stop()
+        for name in getattr(self, "names", ()):
+            with contextlib.suppress(FileNotFoundError):
+                memory = shared_memory.SharedMemory(name)
+                memory.close()
+                memory.unlink()
+
 
 class Mpi:
-    """Workers that MPI_Comm_spawn starts; objects by bcast and gather, arrays by Bcast and Gather."""
+    """Workers that MPI_Comm_spawn starts, once for all rows: those of a row have a communicator, the others sleep in a
+    socket. Objects by bcast and gather, arrays by Bcast and Gather."""
+
+    world = None
 
     def __init__(self, options):
+        self.load = load_of(options)
+        self.what = options.what
+        if not Mpi.world:
+            Mpi.world = self.start_world(options.world)
+        ranks = range(1, options.ranks + 1)
+        self.tell(ranks, f"{options.ranks} {options.what} {options.bytes}")
+        self.all = mpi_row(Mpi.world, options.ranks)
+        if self.what == "array":
+            self.replies = numpy.empty((options.ranks + 1, options.bytes // 8))
+
+    @classmethod
+    def start_world(cls, size):
+        if not importlib.util.find_spec("mpi4py"):
+            raise Skip("mpi4py is not installed")
         # Its launcher refuses root, and more processes than processors.
-        folder = self.folder_that_is_removed()
+        folder = cls.folder_that_is_removed()
         os.environ.update(
             OMPI_MCA_orte_tmpdir_base=folder,
             OMPI_MCA_btl_vader_backing_directory=folder,
@@ -508,19 +541,18 @@ class Mpi:
             OMPI_MCA_rmaps_base_oversubscribe="1",
             OMPI_MCA_mpi_yield_when_idle="1",
         )
-        self.load = load_of(options)
-        self.what, self.ranks = options.what, options.ranks
-        try:
-            importlib.import_module("mpi4py")
-        except ImportError:
-            raise Skip("mpi4py is not installed") from None
-        self.hide_input()
-        self.mpi = importlib.import_module("mpi4py.MPI")
-        words = [os.path.abspath(__file__), WORKER_FLAG, "mpi", options.what, str(options.bytes)]
-        spawned = self.mpi.COMM_SELF.Spawn(sys.executable, words, options.ranks)
-        self.all = spawned.Merge(False)
-        if self.what == "array":
-            self.replies = numpy.empty((options.ranks + 1, options.bytes // 8))
+        cls.hide_input()
+        mpi = importlib.import_module("mpi4py.MPI")
+        words = [os.path.abspath(__file__), WORKER_FLAG, "mpi", str(os.getpid())]
+        world = mpi.COMM_SELF.Spawn(sys.executable, words, size).Merge(False)
+        world.Barrier()
+        return world
+
+    @staticmethod
+    def tell(ranks, text):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+            for rank in ranks:
+                out.sendto(text.encode(), mpi_address(os.getpid(), rank))
 
     @staticmethod
     def hide_input():
@@ -566,54 +598,90 @@ class Mpi:
             self.all.bcast(None, 0)
         else:
             self.all.Bcast(numpy.full(self.replies.shape[1], numpy.nan), 0)
+        self.all.Free()
+
+    @classmethod
+    def finish(cls):
+        if cls.world:
+            cls.tell(range(1, cls.world.Get_size()), "0")
 
 
-def mpi_worker(what, size):
+def mpi_address(coordinator, rank):
+    return f"\0coxswain-bench-mpi4py-{coordinator}-{rank}"
+
+
+def mpi_row(world, ranks):
+    """A communicator of the coordinator and so many workers; all of them call it."""
+    return world.Create_group(world.Get_group().Incl(range(ranks + 1)))
+
+
+def mpi_worker(coordinator):
     from mpi4py import MPI
 
-    group = MPI.Comm.Get_parent().Merge(True)
-    engine = Engine(group.Get_rank() - 1)
-    array = numpy.empty(size // 8)
-    while what == "array":
-        group.Bcast(array, 0)
-        if numpy.isnan(array[0]):
-            return
-        group.Gather(engine.same(array), None, 0)
-    while (request := group.bcast(None, 0)) is not None:
-        group.gather(engine.answer(request), 0)
+    world = MPI.Comm.Get_parent().Merge(True)
+    rank = world.Get_rank()
+    inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    inbox.bind(mpi_address(coordinator, rank))
+    world.Barrier()
+    engine = Engine(rank - 1)
+    while (words := inbox.recv(100).decode().split()) != ["0"]:
+        group = mpi_row(world, int(words[0]))
+        array = numpy.empty(int(words[2]) // 8)
+        while words[1] == "array":
+            group.Bcast(array, 0)
+            if numpy.isnan(array[0]):
+                break
+            group.Gather(engine.same(array), None, 0)
+        while words[1] == "object" and (request := group.bcast(None, 0)) is not None:
+            group.gather(engine.answer(request), 0)
+        group.Free()
 
 
 class Ray:
-    """An actor for each rank, and a compiled graph that asks all."""
+    """An actor for each rank, started once for all rows, and a compiled graph that asks those of a row."""
+
+    ray = None
+    actors = ()
 
     def __init__(self, options):
+        self.load = load_of(options)
+        if not Ray.ray:
+            Ray.start_world(options.world)
+        from ray.dag import InputNode, MultiOutputNode
+
+        with InputNode() as request:
+            graph = MultiOutputNode(
+                [one.answer.bind(request) for one in Ray.actors[: options.ranks]]
+            )
+        self.graph = graph.experimental_compile(_buffer_size_bytes=max(1 << 20, 2 * options.bytes))
+
+    @classmethod
+    def start_world(cls, size):
         try:
             ray = importlib.import_module("ray")
         except ImportError:
             raise Skip("ray is not installed") from None
-        from ray.dag import InputNode, MultiOutputNode
-
-        self.load, self.ray = load_of(options), ray
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(
-            num_cpus=options.ranks,
+            num_cpus=size,
             include_dashboard=False,
             log_to_driver=False,
             logging_level="error",
             object_store_memory=1 << 30,
         )
         actor = ray.remote(num_cpus=1)(Engine)
-        actors = [actor.remote(rank) for rank in range(options.ranks)]
-        with InputNode() as request:
-            graph = MultiOutputNode([one.answer.bind(request) for one in actors])
-        self.graph = graph.experimental_compile(_buffer_size_bytes=max(1 << 20, 2 * options.bytes))
+        cls.ray, cls.actors = ray, [actor.remote(rank) for rank in range(size)]
 
     def round(self, request):
         return self.ray.get(self.graph.execute(request))
 
     def stop(self):
-        self.graph.teardown()
-        self.ray.shutdown()
+        self.graph.teardown(kill_actors=False)
+
+    @classmethod
+    def finish(cls):
+        if cls.ray:
+            cls.ray.shutdown()
 
 
 # ---- columns of a step ----
@@ -739,10 +807,11 @@ def rate(subject, count, period_ns):
 
 
 def serve(subject):
+    """Returns whether the row has ended, and not the program."""
     for line in iter(sys.stdin.buffer.readline, b""):
         words = line.split()
-        if words == [b"quit"]:
-            return
+        if words in ([b"quit"], [b"end"]):
+            return words == [b"end"]
         if words[0] == b"slice":
             say(f"done {int(words[1])}", rounds(subject, int(words[1])).tobytes())
         elif words[0] == b"rate":
@@ -755,6 +824,14 @@ def serve(subject):
             say("done 0")
         else:
             raise ValueError(f"what is {line!r}?")
+    return False
+
+
+def next_row():
+    """The arguments of the row that follows; None: none does."""
+    say("done 0")
+    words = sys.stdin.buffer.readline().decode().split()
+    return words[1:] if words[:1] == ["again"] else None
 
 
 SUBJECTS = {
@@ -784,28 +861,23 @@ def main():
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--bytes", type=int, required=True)
     parser.add_argument("--reply-bytes", type=int, required=True)
-    options = parser.parse_args()
+    parser.add_argument("--world", type=int, default=0)
     if numpy is None:
         say("skip numpy is not installed")
         return 1
-    if (
-        options.ranks < 1
-        or options.bytes % 8
-        or min(options.bytes, options.reply_bytes) < LOAD_SIZE_MIN
-    ):
-        say("error expected --ranks N --bytes B --reply-bytes R, and B in words of 8 bytes")
-        return 2
-    subject = None
+    subject, words = None, sys.argv[1:]
     try:
-        if SUBJECTS[options.by] in (Call, Submit, Await, Columns, Small, Method):
-            try:
-                importlib.import_module("coxswain")
-            except ImportError as failure:
-                raise Skip(f"the package coxswain is not built: {failure}") from None
-        subject = SUBJECTS[options.by](options)
-        rounds(subject, 1)
-        say("ready")
-        serve(subject)
+        while words is not None:
+            options = parser.parse_args(words)
+            options.world = max(options.world, options.ranks)
+            subject = start(options)
+            rounds(subject, 1)
+            say("ready")
+            ended = serve(subject)
+            subject.stop()
+            subject = None
+            gc.collect()  # what it has mapped
+            words = next_row() if ended else None
     except Skip as reason:
         say(f"skip {reason}")
         return 1
@@ -815,14 +887,31 @@ def main():
     finally:
         if subject:
             subject.stop()
+        for peer in Mpi, Ray:
+            peer.finish()
     return 0
+
+
+def start(options):
+    if (
+        options.ranks < 1
+        or options.bytes % 8
+        or min(options.bytes, options.reply_bytes) < LOAD_SIZE_MIN
+    ):
+        raise ValueError("expected --ranks N --bytes B --reply-bytes R, and B in words of 8 bytes")
+    if SUBJECTS[options.by] in (Call, Submit, Await, Columns, Small, Method):
+        try:
+            importlib.import_module("coxswain")
+        except ImportError as failure:
+            raise Skip(f"the package coxswain is not built: {failure}") from None
+    return SUBJECTS[options.by](options)
 
 
 def worker_main(words):
     if words[0] == STEPS_WORDS:
         steps_worker()
     elif words[0] == "mpi":
-        mpi_worker(words[1], int(words[2]))
+        mpi_worker(int(words[1]))
     elif words[0] == "echo":
         import coxswain
 

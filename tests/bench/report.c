@@ -59,12 +59,30 @@ void report_rows(const struct bench *bench, size_t count)
     fflush(stdout);
 }
 
+void report_visits(const struct bench *bench)
+{
+    size_t i;
+    const json_t *row, *last = NULL;
+    json_array_foreach(bench->rows, i, row)
+    {
+        const char *name = json_string_value(json_object_get(row, "placement"));
+        if (!json_object_get(row, "visits"))
+            continue;
+        if (!last ||
+            !json_equal(json_object_get(last, "placement"), json_object_get(row, "placement")))
+            report_section("Visited at many times of the run", placement_of(name));
+        print_row(bench, row);
+        last = row;
+    }
+}
+
 /* The floor's name, where the row is one that is measured again; else NULL. */
 static const char *floor_again(const json_t *row)
 {
     const char *kind = json_string_value(json_object_get(row, "kind"));
     return strcmp(kind, "semaphore-again") == 0 ? "semaphore"
            : strcmp(kind, "futex-again") == 0   ? "futex"
+           : strcmp(kind, "pickle-again") == 0  ? "pickle"
                                                 : NULL;
 }
 
@@ -72,16 +90,16 @@ void report_again(const struct bench *bench)
 {
     size_t i;
     const json_t *row;
-    printf("\nA floor by itself, by which the measurement varies\n");
+    printf("\nA floor by itself, by which the measurement varies: median and quartiles\n");
     json_array_foreach(bench->rows, i, row)
     {
         const char *floor = floor_again(row);
-        const double ratio = floor ? row_ratio(bench, row, floor) : 0;
-        if (ratio > 0)
-            printf("%-14s  %-5s  %-10s  N=%-3.0f  %6.2f\n",
+        const struct spread ratio = floor ? row_spread(bench, row, floor) : (struct spread){0};
+        if (ratio.count)
+            printf("%-14s  %-5s  %-10s  N=%-3.0f  %6.2f  (%.2f to %.2f)\n",
                    json_string_value(json_object_get(row, "placement")),
                    json_is_true(json_object_get(row, "busy")) ? "busy" : "quiet", floor,
-                   row_figure(row, "ranks"), ratio);
+                   row_figure(row, "ranks"), ratio.median, ratio.low, ratio.high);
     }
 }
 

@@ -6,6 +6,7 @@ usage: smoke.py COXSWAIN_BENCH
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -59,9 +60,9 @@ TARGETS = [f"{name}, {placement}".replace("{by the floors}", ", by the floors" i
 OWN = ["semaphore", "futex", "named", "named-call", "sealed", "sealed-call"]
 AGAIN = ["semaphore-again", "futex-again"]
 SECTIONS = {"free": ["bytes", "call", "per-rank", "per-byte", "one", "steps", "depth", "rate", "idle", "start",
-                     "allocations", "python", "python-objects", "python-arrays"],
+                     "allocations", "python", "python-objects", "python-arrays", "loops", "ring", "copies"],
             "one processor": ["packed", "per-rank", "steps", "rate", "python"],
-            "apart": ["python"]}
+            "apart": ["python", "one"]}
 # Of the section: those that need a peer of PyPI may be missing, and all where the package is not built.
 PYTHON = ["named-collect", "sealed-collect", "py-call-c", "py-submit-c", "py-call", "py-submit", "py-await",
           "py-call-sealed", "py-pipe", "py-zmq", "py-vllm", "pickle"]
@@ -95,13 +96,44 @@ def run(*words):
     return bench
 
 
+# A peer that is not here.
+ABSENT = {"not built", "ray is not installed", "vllm is not installed", "mpi4py is not installed", "numpy is not installed"}
+
+
 def check_brief():
-    """A brief run has a figure in every row for which there is time; of peers that take seconds to start it says that."""
-    bench = run("--brief", "--sections", "one,allocations,python", "--kinds", "futex,sealed,py-ray-object,py-vllm-object")
+    """A brief run has a figure in every row for which there is time, those of one process that goes through all its rows
+    too, and leaves nothing of it behind."""
+    kinds = "futex,sealed,mpi,pickle,py-pipe,py-mpi4py-object,py-mpi4py-array"
+    bench = run("--brief", "--sections", "one,allocations,python,packed", "--kinds", kinds)
     assert bench["counts"]["late"] == 0, bench["counts"]
-    missing = {(row["kind"], row.get("missing")) for row in bench["rows"] if row["section"].startswith("python")}
-    assert missing == {(kind, "not in a brief run") for kind in ("py-ray-object", "py-vllm-object")}, missing
-    assert all("p50_us" in row or "allocations" in row for row in bench["rows"] if not row["section"].startswith("python")), bench["rows"]
+    for row in bench["rows"]:
+        assert "p50_us" in row or "allocations" in row or row["missing"] in ABSENT, row
+    rows = [row for row in bench["rows"] if row["kind"] == "mpi"]
+    assert [row["ranks"] for row in rows] == [2, 4, 8, 16, 32], rows
+    assert all(row["processors"] == 1 for row in rows if "missing" not in row), rows
+    visits = {row["visits"] for row in bench["rows"] if row["section"] == "one"}
+    assert min(visits) > 1, visits
+    for row in bench["rows"]:
+        assert "visits" not in row or len(row["pairs"]) >= row["visits"], row
+
+
+def check_stopped():
+    """After a SIGTERM it ends soon, writes nothing, and leaves no process and no file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "bench.json")
+        bench = subprocess.Popen([sys.argv[1], "--sections", "packed", "--kinds", "futex,mpi,pickle", "--json", path],
+                                 stdout=subprocess.PIPE)
+        for line in bench.stdout:  # a row: its subjects are there
+            if b" futex " in line:
+                break
+        bench.terminate()
+        bench.stdout.read()
+        assert bench.wait() == 130, bench.returncode
+        assert not os.path.exists(path)
+    harness.check(harness.all_gone(10), "processes of it are still there")
+    named = [re.match(r"coxswain-bench-(?:mpi-)?(\d+)", name) for name in os.listdir("/dev/shm")]
+    left = [name[0] for name in named if name and not os.path.exists("/proc/" + name[1])]
+    assert not left, left
 
 
 def check_budget():
@@ -119,13 +151,15 @@ def check_budget():
 def main():
     check_brief()
     check_budget()
+    check_stopped()
     # All of ours; peers are subjects of their own, and have their own test.
     bench = run("--quick")
     assert bench["counts"]["late"] == 0, bench["counts"]
     names = [target["name"] for target in bench["targets"]]
-    assert names == TARGETS, f"other targets than expected: {set(names) ^ set(TARGETS)}"
+    assert sorted(names) == sorted(TARGETS), f"other targets than expected: {set(names) ^ set(TARGETS)}"
     for target in bench["targets"]:
-        assert set(target) == {"name", "target", "measured", "met", "detail"}, target
+        assert set(target) == {"name", "target", "measured", "quartiles", "met", "detail"}, target
+        assert not target["quartiles"] or target["quartiles"] == sorted(target["quartiles"]), target
         assert target["met"] in (True, False, None) and target["target"], target
         assert target["measured"] is not None or target["met"] is None, target
 

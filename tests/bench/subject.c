@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <signal.h>
@@ -14,12 +13,16 @@
 #include <unistd.h>
 
 #include "load.h"
+#include "options.h"
 
 /* Rounds of one slice, which is as many samples in memory. */
 #define COUNT_MAX 10000000u
+/* Of a command line. */
+#define WORDS_MAX 24
 
 struct session {
     const struct subject_ops *ops;
+    /* NULL: none, after an end */
     void *subject;
     uint8_t *request;
     uint64_t *samples_ns;
@@ -77,43 +80,30 @@ static int say_failure(int fd, const char *word, int r, const struct cox_error *
 
 /* ---- options ---- */
 
-static int parse_number(const char *text, uint64_t min, uint64_t max, uint64_t *ret_value)
-{
-    char *end;
-    errno = 0;
-    unsigned long long value = strtoull(text, &end, 10);
-    if (errno || end == text || *end || text[0] == '-' || value < min || value > max)
-        return -EINVAL;
-    *ret_value = value;
-    return 0;
-}
+static const char usage_text[] =
+    "usage: SUBJECT [WORD...] --ranks N --bytes B --reply-bytes R [--world M]\n";
 
-static int parse_options(int argc, char **argv, struct subject_options *ret_options)
+static bool parse_options(int argc, char **argv, struct subject_options *ret_options)
 {
-    static const struct option names[] = {
-        {"ranks", required_argument, NULL, 'n'},
-        {"bytes", required_argument, NULL, 'b'},
-        {"reply-bytes", required_argument, NULL, 'r'},
-        {NULL, 0, NULL, 0},
+    size_t ranks = 0, world = 0;
+    struct subject_options options = {0};
+    const struct option_spec specs[] = {
+        {.name = "ranks", .number = &ranks, .min = 1, .max = UINT32_MAX},
+        {.name = "world", .number = &world, .min = 1, .max = UINT32_MAX},
+        {.name = "bytes", .number = &options.request_size, .min = LOAD_SIZE_MIN, .max = SIZE_MAX},
+        {.name = "reply-bytes",
+         .number = &options.reply_size,
+         .min = LOAD_SIZE_MIN,
+         .max = SIZE_MAX},
+        {.name = NULL},
     };
-    uint64_t ranks = 0, request_size = 0, reply_size = 0;
-    int r = 0;
-    optind = 1;
-    for (int option; r == 0 && (option = getopt_long(argc, argv, "", names, NULL)) != -1;) {
-        if (option == 'n')
-            r = parse_number(optarg, 1, UINT32_MAX, &ranks);
-        else if (option == 'b')
-            r = parse_number(optarg, LOAD_SIZE_MIN, SIZE_MAX, &request_size);
-        else if (option == 'r')
-            r = parse_number(optarg, LOAD_SIZE_MIN, SIZE_MAX, &reply_size);
-        else
-            r = -EINVAL;
-    }
-    if (r || optind != argc || !ranks || !request_size || !reply_size)
-        return -EINVAL;
-    *ret_options = (struct subject_options){
-        .rank_count = (uint32_t)ranks, .request_size = request_size, .reply_size = reply_size};
-    return 0;
+    if (options_parse(argc, argv, specs, usage_text) >= 0 || !ranks || !options.request_size ||
+        !options.reply_size)
+        return false;
+    options.rank_count = (uint32_t)ranks;
+    options.world = (uint32_t)(world > ranks ? world : ranks);
+    *ret_options = options;
+    return true;
 }
 
 /* ---- rounds ---- */
@@ -188,27 +178,82 @@ static int answer_idle(struct session *session, uint64_t ms)
     return say(session->out_fd, "done 0");
 }
 
+/* ---- a row ---- */
+
+static void row_stop(struct session *session)
+{
+    if (session->subject)
+        session->ops->stop(session->subject);
+    session->subject = NULL;
+    free(session->request);
+    session->request = NULL;
+}
+
+/* Says ready, or why not. */
+static int row_start(struct session *session, int argc, char **argv)
+{
+    struct subject_options options;
+    struct cox_error err = {0};
+    int r = 0;
+    if (!parse_options(argc, argv, &options))
+        r = cox_fail(&err, -EINVAL, "expected --ranks N --bytes B --reply-bytes R");
+    else if (!(session->request = malloc(options.request_size)))
+        r = cox_fail(&err, -ENOMEM, "no memory for a request");
+    if (r == 0) {
+        load_fill(session->request, options.request_size);
+        r = session->ops->start(&options, &session->subject, &err);
+    }
+    if (r)
+        return say_failure(session->out_fd, r == COX_UNSUPPORTED ? "skip" : "error", r, &err);
+    return say(session->out_fd, "ready");
+}
+
 /* ---- the conductor's lines ---- */
+
+static int row_again(struct session *session, char *words)
+{
+    char *argv[WORDS_MAX + 1] = {NULL};
+    int argc = 0;
+    words[strcspn(words, "\n")] = '\0';
+    for (char *word; argc < WORDS_MAX && (word = strsep(&words, " ")) != NULL;)
+        argv[argc++] = word;
+    return row_start(session, argc, argv);
+}
+
+static int row_end(struct session *session)
+{
+    row_stop(session);
+    return say(session->out_fd, "done 0");
+}
+
+static int answer(struct session *session, const char *line)
+{
+    uint64_t count, period_ns;
+    if (sscanf(line, "slice %" SCNu64, &count) == 1)
+        return answer_rounds(session, count, 0);
+    if (sscanf(line, "rate %" SCNu64 " %" SCNu64, &count, &period_ns) == 2)
+        return answer_rounds(session, count, period_ns ? period_ns : 1);
+    if (strcmp(line, "allocations\n") == 0 && session->ops->allocations)
+        return say(session->out_fd, "done %" PRIu64, session->ops->allocations(session->subject));
+    if (sscanf(line, "idle %" SCNu64, &count) == 1)
+        return answer_idle(session, count);
+    return say(session->out_fd, "error what is '%s'?", line) ? -EPIPE : -EINVAL;
+}
 
 /* Returns 0 after quit and at the end of the input. */
 static int serve(struct session *session)
 {
-    char line[128];
-    uint64_t count, period_ns;
+    char line[512];
     int r = 0;
     while (r == 0 && fgets(line, sizeof line, stdin)) {
         if (strcmp(line, "quit\n") == 0)
             return 0;
-        if (sscanf(line, "slice %" SCNu64, &count) == 1)
-            r = answer_rounds(session, count, 0);
-        else if (sscanf(line, "rate %" SCNu64 " %" SCNu64, &count, &period_ns) == 2)
-            r = answer_rounds(session, count, period_ns ? period_ns : 1);
-        else if (strcmp(line, "allocations\n") == 0 && session->ops->allocations)
-            r = say(session->out_fd, "done %" PRIu64, session->ops->allocations(session->subject));
-        else if (sscanf(line, "idle %" SCNu64, &count) == 1)
-            r = answer_idle(session, count);
+        if (strcmp(line, "end\n") == 0)
+            r = row_end(session);
+        else if (strncmp(line, "again ", 6) == 0)
+            r = session->subject ? -EINVAL : row_again(session, line);
         else
-            r = say(session->out_fd, "error what is '%s'?", line) ? -EPIPE : -EINVAL;
+            r = session->subject ? answer(session, line) : -EINVAL;
     }
     return r;
 }
@@ -225,32 +270,14 @@ static int take_stdout(void)
 int subject_main(int argc, char **argv, const struct subject_ops *ops)
 {
     struct session session = {.ops = ops, .out_fd = take_stdout()};
-    struct subject_options options;
-    struct cox_error err = {0};
     if (session.out_fd < 0)
         return 1;
     signal(SIGPIPE, SIG_IGN);
-    if (parse_options(argc, argv, &options)) {
-        say(session.out_fd, "error expected --ranks N --bytes B --reply-bytes R");
-        return 2;
-    }
-    session.request = malloc(options.request_size);
-    if (!session.request) {
-        say(session.out_fd, "error no memory for a request");
-        return 1;
-    }
-    load_fill(session.request, options.request_size);
-    int r = ops->start(&options, &session.subject, &err);
-    if (r) {
-        say_failure(session.out_fd, r == COX_UNSUPPORTED ? "skip" : "error", r, &err);
-    } else {
-        r = say(session.out_fd, "ready");
-        if (r == 0)
-            r = serve(&session);
-        ops->stop(session.subject);
-    }
+    int r = row_start(&session, argc, argv);
+    if (r == 0)
+        r = serve(&session);
+    row_stop(&session);
     free(session.samples_ns);
-    free(session.request);
     close(session.out_fd);
     return r != 0;
 }

@@ -8,18 +8,21 @@
  * each, all replies looked at. Every worker reads every byte of the request, where the transport
  * left it (load.h), and no more: what a transport copies is its own cost.
  *
- * Called as    PROGRAM [WORD...] --ranks N --bytes B --reply-bytes R
+ * Called as    PROGRAM [WORD...] --ranks N --bytes B --reply-bytes R [--world M]
  * and then spoken with by lines on stdin and stdout:
  *     <- "ready\n"               all workers are attached and have answered
  *     -> "slice COUNT\n"         runs COUNT rounds back to back
  *     <- "done COUNT\n", then COUNT times a u64 in native order: nanoseconds of each round
  *     -> "rate COUNT PERIOD_NS\n" the same, each round at its time of an absolute clock
- *     (clock_nanosleep) -> "idle MS\n"             nothing for so long; <- "done 0\n" ->
- *     "allocations\n"         in the last slice, by all processes; <- "done N\n", or an error ->
- *     "quit\n", or end of file  stops the workers and exits 0 <- "error TEXT\n"          at any
- *     time, and it exits 1; "skip TEXT\n" instead of ready: cannot run here
- * All its processes are its descendants; none outlives it (PR_SET_PDEATHSIG, or the peer's own
- * way). stderr is the conductor's.
+ *     -> "idle MS\n"             nothing for so long; <- "done 0\n"
+ *     -> "allocations\n"         in the last slice, by all processes; <- "done N\n", or an error
+ *     -> "end\n"                 its workers end, or block; <- "done 0\n"
+ *     -> "again ARGUMENT...\n"   after end: as if it had been called with these; <- "ready\n"
+ *     -> "quit\n", or end of file  stops the workers and exits 0
+ *     <- "error TEXT\n" at any time, and it exits 1; "skip TEXT\n" instead of ready: cannot run
+ * here A subject that takes seconds to start is asked for many rows by one process: --world says
+ * how many ranks a row has at most. All its processes are its descendants; none outlives it
+ * (PR_SET_PDEATHSIG, or the peer's own way). stderr is the conductor's.
  */
 #ifndef BENCH_SUBJECT_H
 #define BENCH_SUBJECT_H
@@ -31,6 +34,8 @@
 
 struct subject_options {
     uint32_t rank_count;
+    /* of all rows that may follow; at least rank_count */
+    uint32_t world;
     /* at least LOAD_SIZE_MIN */
     size_t request_size;
     /* at least LOAD_SIZE_MIN */

@@ -1,6 +1,5 @@
 #include "targets.h"
 
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,13 +7,10 @@
 #include "measure.h"
 
 #define BYTES 4096
-#define ARRAY_BYTES 5000000
 #define MIB ((size_t)1 << 20)
 /* That a step of 256 sequences has, and one of 16 has not. */
 #define ROWS_MORE (256 - 16)
-
-/* Of small requests. */
-static const char *const bytes_sections[PLACEMENT_COUNT] = {"bytes", "packed"};
+#define NO_SLICES ((struct spread){0})
 
 /* One target while it is put together: the worst of several figures, and all of them as text. */
 struct verdict {
@@ -25,10 +21,11 @@ struct verdict {
     double limit;
     /* the figure must be no smaller; otherwise no larger */
     bool at_least;
-    enum placement placement;
     double worst;
+    /* of the worst; count 0: it is a figure without slices */
+    struct spread slices;
     size_t count, missing;
-    char detail[1024];
+    char detail[2048];
 };
 
 static struct verdict verdict_new(struct bench *bench, const char *name, bool at_least,
@@ -47,7 +44,6 @@ static struct verdict verdict_placed(struct bench *bench, enum placement placeme
     struct verdict v = verdict_new(bench, name, at_least, limit, target);
     const size_t length = strlen(v.name);
     snprintf(v.name + length, sizeof v.name - length, ", %s", placement_text(placement));
-    v.placement = placement;
     return v;
 }
 
@@ -62,10 +58,12 @@ static void verdict_say(struct verdict *v, const char *format, ...)
     va_end(arguments);
 }
 
-static void verdict_count(struct verdict *v, double figure)
+static void verdict_count(struct verdict *v, double figure, struct spread slices)
 {
-    if (v->count++ == 0 || (v->at_least ? figure < v->worst : figure > v->worst))
-        v->worst = figure;
+    if (v->count++ > 0 && (v->at_least ? figure >= v->worst : figure <= v->worst))
+        return;
+    v->worst = figure;
+    v->slices = slices;
 }
 
 /* A figure of 0 was not measured. */
@@ -76,23 +74,41 @@ static void verdict_add(struct verdict *v, const char *what, double figure, doub
         v->missing++;
         return;
     }
-    verdict_count(v, figure);
+    verdict_count(v, figure, NO_SLICES);
     if (cpu_us > 0)
         verdict_say(v, "%s%s %.2f (cpu %.0f us)", comma, what, figure, cpu_us);
     else
         verdict_say(v, "%s%s %.2f", comma, what, figure);
 }
 
+/* The median of slices, and in brackets the quartiles. */
+static void verdict_slices(struct verdict *v, const char *what, struct spread slices)
+{
+    if (slices.count == 0) {
+        v->missing++;
+        return;
+    }
+    verdict_count(v, slices.median, slices.count > 1 ? slices : NO_SLICES);
+    verdict_say(v, "%s%s %.2f", v->detail[0] ? ", " : "", what, slices.median);
+    if (slices.count > 1)
+        verdict_say(v, " (%.2f to %.2f of %zu)", slices.low, slices.high, slices.count);
+}
+
 /* What is partly not measured is not met, unless a peer that is not here is all that lacks. */
 static void verdict_end(struct verdict *v, bool may_lack)
 {
-    json_t *target =
-        json_pack("{s:s, s:s, s:n, s:n}", "name", v->name, "target", v->target, "measured", "met");
+    json_t *target = json_pack("{s:s, s:s, s:n, s:n, s:n}", "name", v->name, "target", v->target,
+                               "measured", "quartiles", "met");
     if (v->count) {
         bool met = v->at_least ? v->worst >= v->limit : v->worst <= v->limit;
         json_object_set_new(target, "measured", json_real(v->worst));
         if (!met || v->missing == 0 || may_lack)
             json_object_set_new(target, "met", json_boolean(met));
+        if (v->slices.count)
+            json_object_set_new(target, "quartiles",
+                                json_pack("[f, f]", v->slices.low, v->slices.high));
+        if (v->slices.count && v->slices.low < v->limit && v->limit < v->slices.high)
+            verdict_say(v, "; the limit is between the quartiles");
         if (v->missing)
             verdict_say(v, "; %zu not measured", v->missing);
     }
@@ -100,142 +116,137 @@ static void verdict_end(struct verdict *v, bool may_lack)
     json_array_append_new(json_object_get(v->bench->root, "targets"), target);
 }
 
-/* ---- bytes ---- */
+/* ---- ratios of rows ---- */
 
-static const json_t *bytes_row(const struct bench *bench, const char *kind,
-                               enum placement placement, uint32_t rank_count, size_t bytes)
+enum flag {
+    FREE = 1 << PLACEMENT_FREE,
+    ONE = 1 << PLACEMENT_ONE,
+    APART = 1 << PLACEMENT_APART,
+    /* its name has the placement behind it */
+    PLACED = 8,
+    AT_LEAST = 16,
+    /* what is not measured does not matter: a peer that is not here */
+    MAY_LACK = 32,
+    BUSY = 64,
+};
+
+/* Rows by others of the same batch, slice by slice: each pair at each number of ranks. */
+static const struct ratios {
+    const char *name, *target;
+    double limit;
+    unsigned flags;
+    /* NULL: that of small requests in each placement */
+    const char *section;
+    size_t bytes;
+    uint32_t ranks[6];
+    const char *pairs[4][2];
+    /* what is said beside, and not judged */
+    const char *note, *noted[2][2];
+} ratios[] = {
+    /* clang-format off */
+    {"named by the semaphore floor, N = 2, 4, 8", "<= 1.15 x", 1.15, FREE | ONE | PLACED, NULL,
+     BYTES, {2, 4, 8}, {{"named", "semaphore"}}, "the floor by itself",
+     {{"semaphore-again", "semaphore"}}},
+    {"sealed by the futex floor, N = 8, 16, 32", "<= 1.15 x", 1.15, FREE | ONE | PLACED, NULL,
+     BYTES, {8, 16, 32}, {{"sealed", "futex"}}, "the floor by itself", {{"futex-again", "futex"}}},
+    {"sealed by the semaphore floor, N = 8, 16, 32", "< 1 x", 1, FREE | ONE | PLACED, NULL, BYTES,
+     {8, 16, 32}, {{"sealed", "semaphore"}}, "the floor by itself",
+     {{"semaphore-again", "semaphore"}}},
+    {"sealed by peers that sleep, every N >= 2", "< 1 x each", 1, FREE | ONE | PLACED | MAY_LACK,
+     NULL, BYTES, {2, 4, 8, 16, 32}, {{"sealed", "seqpacket"}, {"sealed", "iceoryx"},
+     {"sealed", "zmq"}, {"sealed", "nng"}}, NULL, {{0}}},
+    {"ZeroMQ by sealed, N = 8", ">= 4 x", 4, FREE | ONE | PLACED | AT_LEAST, NULL, BYTES, {8},
+     {{"zmq", "sealed"}}, NULL, {{0}}},
+    {"sealed by peers that spin, N >= 8", "< 1 x each", 1, FREE | ONE | PLACED | MAY_LACK, NULL,
+     BYTES, {8, 16, 32}, {{"sealed", "mpi"}, {"sealed", "pickle"}}, NULL, {{0}}},
+    {"a pickle ring by the step of 256, N = 8", ">= 20 x", 20, FREE | ONE | PLACED | AT_LEAST,
+     "steps", BYTES, {8}, {{"pickle-step-256", "sealed-step-256"}}, NULL, {{0}}},
+    {"Python call by peers that sleep", "< 1 x each", 1, FREE | ONE | PLACED | MAY_LACK, "python",
+     BYTES, {1, 2, 4, 8}, {{"py-call", "py-pipe"}, {"py-call", "py-zmq"}}, NULL, {{0}}},
+    {"Python call by peers that spin, N = 8", "< 1 x each", 1, FREE | PLACED | MAY_LACK, "ring",
+     BYTES, {8}, {{"py-call", "pickle"}, {"py-call", "py-vllm"}}, "the ring by itself",
+     {{"pickle-again", "pickle"}}},
+    /* On one processor a peer that spins only yields, and each rank's Python follows the other's:
+     * docs/bench.md. */
+    {"Python call by peers that spin, N = 8", "<= 2 x each", 2, ONE | PLACED | MAY_LACK, "python",
+     BYTES, {8}, {{"py-call", "pickle"}, {"py-call", "py-vllm"}}, NULL, {{0}}},
+    {"1 MiB by the semaphore floor, N = 4", "<= 1.0 x", 1, FREE, NULL, MIB, {4},
+     {{"named", "semaphore"}, {"sealed", "semaphore"}}, NULL, {{0}}},
+    /* Two slices of the same thing differ by as much on a busy machine. */
+    {"N = 1 with busy cores, by the same that does not spin", "<= 1.05 x", 1.05, FREE | BUSY,
+     "one", BYTES, {1}, {{"sealed", "sealed-off"}}, NULL, {{0}}},
+    /* A quiet round spins, one beside loops is wakeups: docs/bench.md. */
+    {"two busy loops beside, N = 8, by the floors beside them", "<= 1.15 x", 1.15, FREE | BUSY,
+     "loops", BYTES, {8}, {{"named", "semaphore"}, {"sealed", "futex"}},
+     "the floors by themselves", {{"semaphore-again", "semaphore"}, {"futex-again", "futex"}}},
+    {"Python call by peers that sleep, N = 1, workers on another processor", "< 1 x each", 1,
+     APART | MAY_LACK, "python", BYTES, {1}, {{"py-call", "py-pipe"}, {"py-call", "py-zmq"}}, NULL,
+     {{0}}},
+    {"Python method call with small arguments by bytes", "<= 1.5 x", 1.5, FREE | MAY_LACK,
+     "python-objects", BYTES, {1, 2, 4, 8}, {{"py-method", "py-small"}}, NULL, {{0}}},
+    {"5 MB there and back, 2 ranks, by the memcpy of its bytes", "<= 1.5 x", 1.5, FREE | MAY_LACK,
+     "copies", ARRAY_BYTES, {2}, {{"py-array", "py-memcpy"}, {"py-array-sealed", "py-memcpy"}},
+     "the copies alone, by the processes", {{"py-copies", "py-memcpy"}}},
+    /* clang-format on */
+};
+
+static struct spread ratio_of(const struct bench *bench, const struct ratios *own,
+                              enum placement placement, const char *const pair[2],
+                              uint32_t rank_count)
 {
-    return row_find(bench, bytes_sections[placement], kind, placement, rank_count, bytes, false);
+    const char *section = own->section                 ? own->section
+                          : placement == PLACEMENT_ONE ? "packed"
+                                                       : "bytes";
+    return row_spread(
+        bench,
+        row_find(bench, section, pair[0], placement, rank_count, own->bytes, own->flags & BUSY),
+        pair[1]);
 }
 
-static void add_ratio(struct verdict *v, const char *kind, const char *other, uint32_t rank_count,
-                      size_t bytes)
+static void judge_ratios(struct bench *bench, const struct ratios *own, enum placement placement)
 {
     char what[64];
-    const json_t *row = bytes_row(v->bench, kind, v->placement, rank_count, bytes);
-    snprintf(what, sizeof what, "N=%u", rank_count);
-    verdict_add(v, what, row_ratio(v->bench, row, other), row_figure(row, "cpu_us"));
-}
-
-static void judge_floors(struct bench *bench, enum placement placement)
-{
-    static const struct {
-        const char *name, *kind, *floor, *again;
-        double limit;
-        const char *target;
-        uint32_t ranks[3];
-    } floors[] = {
-        {"named by the semaphore floor, N = 2, 4, 8",
-         "named",
-         "semaphore",
-         "semaphore-again",
-         1.15,
-         "<= 1.15 x",
-         {2, 4, 8}},
-        {"sealed by the futex floor, N = 8, 16, 32",
-         "sealed",
-         "futex",
-         "futex-again",
-         1.15,
-         "<= 1.15 x",
-         {8, 16, 32}},
-        {"sealed by the semaphore floor, N = 8, 16, 32",
-         "sealed",
-         "semaphore",
-         "semaphore-again",
-         1,
-         "< 1 x",
-         {8, 16, 32}},
-    };
-    for (size_t f = 0; f < sizeof floors / sizeof *floors; f++) {
-        const char *before = "; the floor by itself:";
-        struct verdict v = verdict_placed(bench, placement, floors[f].name, false, floors[f].limit,
-                                          floors[f].target);
-        for (int i = 0; i < 3; i++)
-            add_ratio(&v, floors[f].kind, floors[f].floor, floors[f].ranks[i], BYTES);
-        for (int i = 0; i < 3; i++) {
-            const uint32_t rank_count = floors[f].ranks[i];
-            const json_t *again = bytes_row(bench, floors[f].again, placement, rank_count, BYTES);
-            const double ratio = row_ratio(bench, again, floors[f].floor);
-            if (ratio > 0) {
-                verdict_say(&v, "%s N=%u %.2f", before, rank_count, ratio);
-                before = ",";
-            }
-        }
-        verdict_end(&v, false);
-    }
-}
-
-static void judge_large(struct bench *bench)
-{
     struct verdict v =
-        verdict_new(bench, "1 MiB by the semaphore floor, N = 4", false, 1, "<= 1.0 x");
-    add_ratio(&v, "named", "semaphore", 4, MIB);
-    add_ratio(&v, "sealed", "semaphore", 4, MIB);
-    verdict_end(&v, false);
+        own->flags & PLACED
+            ? verdict_placed(bench, placement, own->name, own->flags & AT_LEAST, own->limit,
+                             own->target)
+            : verdict_new(bench, own->name, own->flags & AT_LEAST, own->limit, own->target);
+    for (int p = 0; p < 4 && own->pairs[p][0]; p++)
+        for (int i = 0; i < 6 && own->ranks[i]; i++) {
+            snprintf(what, sizeof what, "%s by %s N=%u", own->pairs[p][0], own->pairs[p][1],
+                     own->ranks[i]);
+            verdict_slices(&v, what, ratio_of(bench, own, placement, own->pairs[p], own->ranks[i]));
+        }
+    for (int p = 0; p < 2 && own->noted[p][0]; p++)
+        for (int i = 0; i < 6 && own->ranks[i] && v.count; i++) {
+            const struct spread slices =
+                ratio_of(bench, own, placement, own->noted[p], own->ranks[i]);
+            if (slices.count)
+                verdict_say(&v, "; %s: %s N=%u %.2f (%.2f to %.2f)", own->note, own->noted[p][0],
+                            own->ranks[i], slices.median, slices.low, slices.high);
+        }
+    verdict_end(&v, own->flags & MAY_LACK);
 }
 
-static void judge_one_rank(struct bench *bench)
+static void judge_all_ratios(struct bench *bench)
 {
-    const json_t *row = row_find(bench, "one", "sealed", PLACEMENT_FREE, 1, BYTES, false);
-    struct verdict v =
-        verdict_new(bench, "N = 1 with a free core, sealed", false, 2.5, "<= 2.5 us");
-    verdict_add(&v, "p50", row_figure(row, "p50_us"), row_figure(row, "cpu_us"));
-    verdict_end(&v, false);
-    row = row_find(bench, "one", "sealed", PLACEMENT_FREE, 1, BYTES, true);
-    /* Two slices of the same thing differ by as much on a busy machine. */
-    v = verdict_new(bench, "N = 1 with busy cores, by the same that does not spin", false, 1.05,
-                    "<= 1.05 x");
-    verdict_add(&v, "N=1", row_ratio(bench, row, "sealed-off"), row_figure(row, "cpu_us"));
-    verdict_end(&v, false);
+    for (size_t i = 0; i < sizeof ratios / sizeof *ratios; i++)
+        for (int p = 0; p <= PLACEMENT_APART; p++)
+            if (ratios[i].flags & (1u << p))
+                judge_ratios(bench, &ratios[i], (enum placement)p);
 }
 
-static void judge_peers(struct bench *bench, enum placement placement)
-{
-    char what[64] = "";
-    struct verdict v = verdict_placed(bench, placement, "sealed by peers that sleep, every N >= 2",
-                                      false, 1, "< 1 x each");
-    for (size_t p = 0; peers_that_sleep[p]; p++) {
-        double worst = 0;
-        for (size_t i = 0; i < bench->rank_count_count; i++) {
-            const uint32_t rank_count = bench->rank_counts[i];
-            const json_t *row = bytes_row(bench, "sealed", placement, rank_count, BYTES);
-            const double ratio = rank_count < 2 ? 0 : row_ratio(bench, row, peers_that_sleep[p]);
-            if (ratio <= worst)
-                continue;
-            worst = ratio;
-            snprintf(what, sizeof what, "%s N=%u", peers_that_sleep[p], rank_count);
-        }
-        verdict_add(&v, what, worst, 0);
-    }
-    if (v.count)
-        verdict_say(&v, " (each at its worst N)");
-    verdict_end(&v, true);
-    const json_t *row = bytes_row(bench, "sealed", placement, 8, BYTES);
-    double ratio = row_ratio(bench, row, "zmq");
-    v = verdict_placed(bench, placement, "ZeroMQ by sealed, N = 8", true, 4, ">= 4 x");
-    verdict_add(&v, "N=8", ratio > 0 ? 1 / ratio : 0, 0);
-    verdict_end(&v, false);
-    v = verdict_placed(bench, placement, "sealed by peers that spin, N >= 8", false, 1,
-                       "< 1 x each");
-    for (size_t p = 0; peers_that_spin[p]; p++)
-        for (size_t i = 0; i < bench->rank_count_count; i++) {
-            const uint32_t rank_count = bench->rank_counts[i];
-            row = bytes_row(bench, "sealed", placement, rank_count, BYTES);
-            snprintf(what, sizeof what, "%s N=%u", peers_that_spin[p], rank_count);
-            if (rank_count >= 8)
-                verdict_add(&v, what, row_ratio(bench, row, peers_that_spin[p]), 0);
-        }
-    verdict_end(&v, true);
-}
+/* ---- one by one ---- */
 
 static double slope_of(const struct bench *bench, const char *kind, enum placement placement)
 {
     static const uint32_t ranks[] = {4, 8, 16, 32};
+    const char *section = placement == PLACEMENT_ONE ? "packed" : "bytes";
     double x[4], y[4];
     for (int i = 0; i < 4; i++) {
         x[i] = ranks[i];
-        y[i] = row_figure(bytes_row(bench, kind, placement, ranks[i], BYTES), "p50_us");
+        y[i] =
+            row_figure(row_find(bench, section, kind, placement, ranks[i], BYTES, false), "p50_us");
         if (!(y[i] > 0))
             return 0;
     }
@@ -252,6 +263,18 @@ static void judge_growth(struct bench *bench, enum placement placement)
     if (own > 0)
         verdict_say(&v, " (%.2f and %.2f us a rank; named %.2f, semaphore floor %.2f)", own, floor,
                     slope_of(bench, "named", placement), slope_of(bench, "semaphore", placement));
+    verdict_end(&v, false);
+}
+
+static void judge_one_rank(struct bench *bench)
+{
+    const json_t *row = row_find(bench, "one", "sealed", PLACEMENT_FREE, 1, BYTES, false);
+    struct verdict v =
+        verdict_new(bench, "N = 1 with a free core, sealed", false, 2.5, "<= 2.5 us");
+    verdict_slices(&v, "p50", spread_of(json_object_get(row, "pairs"), NULL));
+    row = row_find(bench, "one", "sealed", PLACEMENT_APART, 1, BYTES, false);
+    if (v.count && row)
+        verdict_say(&v, "; with the worker on the other processor %.2f", row_figure(row, "p50_us"));
     verdict_end(&v, false);
 }
 
@@ -273,25 +296,11 @@ static void judge_call(struct bench *bench)
     struct verdict v = verdict_new(bench, "synchronous call beside submit, sealed, N = 4", false, 1,
                                    "<= 1 hand-off");
     if (hand_off > 0 && submit > 0 && ratio > 0) {
-        verdict_count(&v, (ratio - 1) * submit / hand_off);
+        verdict_count(&v, (ratio - 1) * submit / hand_off, NO_SLICES);
         verdict_say(&v,
                     "%.2f us more than %.2f us; a hand-off takes %.2f us, within a round %.2f us",
                     (ratio - 1) * submit, submit, hand_off,
                     (row_ratio(bench, handed, "sealed") - 1) * submit);
-    }
-    verdict_end(&v, false);
-}
-
-/* A quiet round spins, one beside loops is wakeups: docs/bench.md. */
-static void judge_busy(struct bench *bench)
-{
-    static const char *const kinds[][2] = {{"named", "semaphore"}, {"sealed", "futex"}};
-    struct verdict v = verdict_new(bench, "two busy loops beside, N = 8, by the floors beside them",
-                                   false, 1.15, "<= 1.15 x");
-    for (int k = 0; k < 2; k++) {
-        const json_t *busy = row_find(bench, "bytes", kinds[k][0], PLACEMENT_FREE, 8, BYTES, true);
-        verdict_add(&v, kinds[k][0], row_ratio(bench, busy, kinds[k][1]),
-                    row_figure(busy, "cpu_us"));
     }
     verdict_end(&v, false);
 }
@@ -314,7 +323,7 @@ static void judge_small_step(struct bench *bench, enum placement placement)
                                       "a step of 16 in each rank beside its bytes, sealed, N = 8",
                                       false, 1, "<= 1 us");
     if (ratio > 0 && bytes_us > 0) {
-        verdict_count(&v, (ratio - 1) * bytes_us / 8);
+        verdict_count(&v, (ratio - 1) * bytes_us / 8, NO_SLICES);
         verdict_say(&v, "N=8 %.2f (%.2f x %.2f us)", (ratio - 1) * bytes_us / 8, ratio, bytes_us);
     } else {
         v.missing++;
@@ -336,11 +345,6 @@ static void judge_steps(struct bench *bench, enum placement placement)
     if (v.count)
         verdict_say(&v, " (the step of 256 by that of 16: %.2f)",
                     row_ratio(bench, step, "sealed-step-16"));
-    verdict_end(&v, false);
-    double ratio = row_ratio(bench, step, "pickle-step-256");
-    v = verdict_placed(bench, placement, "a pickle ring by the step of 256, N = 8", true, 20,
-                       ">= 20 x");
-    verdict_add(&v, "N=8", ratio > 0 ? 1 / ratio : 0, 0);
     verdict_end(&v, false);
 }
 
@@ -399,7 +403,7 @@ static void judge_groups(struct bench *bench)
             row_find(bench, "idle", kinds_of_idle[k], PLACEMENT_FREE, 8, BYTES, false);
         if (!row)
             continue;
-        verdict_count(&v, row_figure(row, "sleeps"));
+        verdict_count(&v, row_figure(row, "sleeps"), NO_SLICES);
         verdict_say(&v, "%s%s %.0f in %.0f ms", v.detail[0] ? ", " : "", kinds_of_idle[k],
                     row_figure(row, "sleeps"), row_figure(row, "idle_ms"));
     }
@@ -416,30 +420,77 @@ static void judge_groups(struct bench *bench)
 
 /* ---- programs of their own ---- */
 
-/* The median of a row's array of numbers; 0: there is none. */
-static double median_figure(const json_t *row, const char *name)
+/* Numbers of every row of a program, or of those of 8 ranks in one placement; by others of the same
+ * slice, where there are. */
+static const struct figures {
+    const char *name, *target;
+    double limit;
+    unsigned flags;
+    const char *program;
+    /* of a row, that say which it is */
+    const char *labels[3];
+    const char *figure, *by;
+    /* what is said beside, and not judged */
+    const char *note, *noted[2][2];
+} figures[] = {
+    /* clang-format off */
+    {"pidfd readable to error at the caller, p99", "<= 1000 us", 1000, 0, "deaths",
+     {"resident_mib", "by"}, "readable_p99_us", NULL, "from kill(), and of the control",
+     {{"kill_p99_us"}, {"control_p99_us"}}},
+    {"replace one dead rank, channel part", "<= 10000 us", 10000, 0, "replace", {"ranks",
+     "attach"}, "channel_us", NULL, NULL, {{0}}},
+    {"deadline to COX_TIMEOUT at the caller, N = 8, p99", "<= 1000 us", 1000, 0, "deadlines",
+     {"attach", "by", "load"}, "late_p99_us_of_turns", NULL, "of all turns, and of the timer",
+     {{"late_p99_us_of_all"}, {"timer_p99_us"}}},
+    {"group barrier, 8 ranks", "<= 30 us", 30, FREE | ONE | PLACED, "ranks", {0}, "barrier", NULL,
+     "polling with usleep", {{"usleep barrier"}}},
+    {"all-gather of 64 bytes by the barrier, 8 ranks", "<= 1.3 x", 1.3, FREE | ONE | PLACED,
+     "ranks", {0}, "gather 64 B", "barrier", NULL, {{0}}},
+    {"reduction by memcpy and one barrier, 8 ranks", "<= 1.25 x", 1.25, FREE | ONE | PLACED,
+     "ranks", {0}, "reduce large", "memcpy + barrier large",
+     "small, and the memcpy from where the ranks wrote", {{"reduce", "memcpy + barrier"},
+     {"memcpy of ranks + barrier large", "memcpy + barrier large"}}},
+    {"all-gather of fds, 8 ranks", "<= 150 us", 150, FREE, "ranks", {0}, "gather fds", NULL,
+     "the floor", {{"futex fds"}}},
+    {"by-value handle open + close", "<= 5 us", 5, FREE, "ranks", {0}, "handle open + close", NULL,
+     NULL, {{0}}},
+    {"KV pull by memcpy", ">= 0.9 x", 0.9, AT_LEAST, "pull", {"block_bytes"}, "memcpy_same_ns",
+     "pull_ns", NULL, {{0}}},
+    /* clang-format on */
+};
+
+/* A number is a slice by itself. */
+static struct spread figure_of(const json_t *row, const char *figure, const char *by)
 {
-    double values[512];
-    const json_t *array = json_object_get(row, name);
-    size_t count = json_array_size(array);
-    count = count > 512 ? 512 : count;
-    for (size_t i = 0; i < count; i++)
-        values[i] = json_number_value(json_array_get(array, i));
-    return count ? measure_median(values, count) : 0;
+    const json_t *value = json_object_get(row, figure);
+    if (!json_is_number(value))
+        return spread_of(value, by ? json_object_get(row, by) : NULL);
+    const double number = json_number_value(value);
+    return (struct spread){number, number, number, 1};
 }
 
-/* The median over slices of one by the other of the same slice; 0: not measured. */
-static double median_ratio(const json_t *row, const char *name, const char *other)
+static void judge_row(struct verdict *v, const struct figures *own, const json_t *row)
 {
-    double ratios[512];
-    const json_t *own = json_object_get(row, name), *beside = json_object_get(row, other);
-    size_t count = json_array_size(own);
-    count = count > 512 ? 512 : count;
-    count = count > json_array_size(beside) ? json_array_size(beside) : count;
-    for (size_t i = 0; i < count; i++)
-        ratios[i] = json_number_value(json_array_get(own, i)) /
-                    json_number_value(json_array_get(beside, i));
-    return count ? measure_median(ratios, count) : 0;
+    char what[96] = "", *at = what;
+    for (int i = 0; i < 3 && own->labels[i]; i++) {
+        const json_t *label = json_object_get(row, own->labels[i]);
+        const size_t room = sizeof what - (size_t)(at - what);
+        at += json_is_string(label)
+                  ? snprintf(at, room, "%s%s", i ? " " : "", json_string_value(label))
+                  : snprintf(at, room, "%s%s %.0f", i ? " " : "", own->labels[i],
+                             json_number_value(label));
+    }
+    verdict_slices(v, own->labels[0] ? what : own->figure, figure_of(row, own->figure, own->by));
+    for (int i = 0; i < 2 && own->noted[i][0]; i++) {
+        const struct spread slices = figure_of(row, own->noted[i][0], own->noted[i][1]);
+        if (i == 0)
+            verdict_say(v, " [%s:", own->note);
+        verdict_say(v, " %.2f", slices.median);
+        if (slices.count > 1)
+            verdict_say(v, " (%.2f to %.2f)", slices.low, slices.high);
+        if (i == 1 || !own->noted[1][0])
+            verdict_say(v, "]");
+    }
 }
 
 static const json_t *program_rows(const struct bench *bench, const char *program)
@@ -447,110 +498,32 @@ static const json_t *program_rows(const struct bench *bench, const char *program
     return json_object_get(json_object_get(bench->root, program), "rows");
 }
 
-static void judge_deaths(struct bench *bench)
+static void judge_figures(struct bench *bench, const struct figures *own, enum placement placement)
 {
     size_t i;
     const json_t *row;
-    char what[96];
+    const unsigned placed = own->flags & (FREE | ONE);
     struct verdict v =
-        verdict_new(bench, "pidfd readable to error at the caller, p99", false, 1000, "<= 1000 us");
-    json_array_foreach(program_rows(bench, "deaths"), i, row)
-    {
-        snprintf(what, sizeof what, "%.0f MiB by %s (from kill() %.0f us, control %.0f)",
-                 row_figure(row, "resident_mib"), json_string_value(json_object_get(row, "by")),
-                 row_figure(row, "kill_p99_us"), row_figure(row, "control_p99_us"));
-        verdict_add(&v, what, fmax(row_figure(row, "readable_p99_us"), 0.01), 0);
-    }
-    verdict_end(&v, false);
-    v = verdict_new(bench, "replace one dead rank, channel part", false, 10, "<= 10 ms");
-    json_array_foreach(program_rows(bench, "replace"), i, row)
-    {
-        snprintf(what, sizeof what, "N=%.0f %s", row_figure(row, "ranks"),
-                 json_string_value(json_object_get(row, "attach")));
-        verdict_add(&v, what, median_figure(row, "channel_us") / 1000, 0);
-    }
-    verdict_end(&v, false);
-}
-
-/* The worst row; what a thread has that only sleeps until a deadline is said beside each. */
-static void judge_deadlines(struct bench *bench)
-{
-    size_t i;
-    const json_t *row;
-    char what[128];
-    struct verdict v = verdict_new(bench, "deadline to COX_TIMEOUT at the caller, N = 8, p99",
-                                   false, 1000, "<= 1000 us");
-    json_array_foreach(program_rows(bench, "deadlines"), i, row)
-    {
-        snprintf(what, sizeof what, "%s %s %s (timer %.0f us)",
-                 json_string_value(json_object_get(row, "attach")),
-                 json_string_value(json_object_get(row, "by")),
-                 json_string_value(json_object_get(row, "load")), row_figure(row, "timer_p99_us"));
-        verdict_add(&v, what, fmax(row_figure(row, "late_p99_us"), 0.01), 0);
-    }
-    verdict_end(&v, false);
-}
-
-static const json_t *ranks_row(const struct bench *bench, enum placement placement)
-{
-    size_t i;
-    const json_t *row;
-    json_array_foreach(program_rows(bench, "ranks"), i, row)
+        own->flags & PLACED
+            ? verdict_placed(bench, placement, own->name, own->flags & AT_LEAST, own->limit,
+                             own->target)
+            : verdict_new(bench, own->name, own->flags & AT_LEAST, own->limit, own->target);
+    json_array_foreach(program_rows(bench, own->program), i, row)
     {
         const char *name = json_string_value(json_object_get(row, "placement"));
-        if (row_figure(row, "ranks") == 8 && strcmp(name, placement_name(placement)) == 0)
-            return row;
-    }
-    return NULL;
-}
-
-static void judge_ranks_woken(struct bench *bench, enum placement placement)
-{
-    const json_t *row = ranks_row(bench, placement);
-    const double barrier = median_figure(row, "barrier");
-    struct verdict v =
-        verdict_placed(bench, placement, "group barrier, 8 ranks", false, 30, "<= 30 us");
-    verdict_add(&v, "p50", barrier, 0);
-    if (barrier > 0)
-        verdict_say(&v, " (polling with usleep: %.0f)", median_figure(row, "usleep barrier"));
-    verdict_end(&v, false);
-    v = verdict_placed(bench, placement, "all-gather of 64 bytes by the barrier, 8 ranks", false,
-                       1.3, "<= 1.3 x");
-    verdict_add(&v, "N=8", barrier > 0 ? median_figure(row, "gather 64 B") / barrier : 0, 0);
-    verdict_end(&v, false);
-    v = verdict_placed(bench, placement, "reduction by memcpy and one barrier, 8 ranks", false,
-                       1.25, "<= 1.25 x");
-    verdict_add(&v, "large", median_ratio(row, "reduce large", "memcpy + barrier large"), 0);
-    if (v.count)
-        verdict_say(&v, " (small %.2f)", median_ratio(row, "reduce", "memcpy + barrier"));
-    verdict_end(&v, false);
-}
-
-static void judge_ranks(struct bench *bench)
-{
-    const json_t *row = ranks_row(bench, PLACEMENT_FREE);
-    struct verdict v = verdict_new(bench, "all-gather of fds, 8 ranks", false, 150, "<= 150 us");
-    verdict_add(&v, "p50", median_figure(row, "gather fds"), 0);
-    if (v.count)
-        verdict_say(&v, " (the floor: %.0f)", median_figure(row, "futex fds"));
-    verdict_end(&v, false);
-    v = verdict_new(bench, "by-value handle open + close", false, 5, "<= 5 us");
-    verdict_add(&v, "p50", median_figure(row, "handle open + close"), 0);
-    verdict_end(&v, false);
-}
-
-static void judge_pull(struct bench *bench)
-{
-    size_t i;
-    const json_t *row;
-    char what[64];
-    struct verdict v = verdict_new(bench, "KV pull by memcpy", true, 0.9, ">= 0.9 x");
-    json_array_foreach(program_rows(bench, "pull"), i, row)
-    {
-        snprintf(what, sizeof what, "%.0f KiB", row_figure(row, "block_bytes") / 1024);
-        verdict_add(&v, what, median_ratio(row, "memcpy_same_ns", "pull_ns"), 0);
+        if (!placed ||
+            (row_figure(row, "ranks") == 8 && strcmp(name, placement_name(placement)) == 0))
+            judge_row(&v, own, row);
     }
     verdict_end(&v, false);
+}
+
+static void judge_all_figures(struct bench *bench)
+{
+    for (size_t i = 0; i < sizeof figures / sizeof *figures; i++)
+        for (int p = 0; p < PLACEMENT_COUNT; p++)
+            if (figures[i].flags & (1u << p) || (p == 0 && !(figures[i].flags & (FREE | ONE))))
+                judge_figures(bench, &figures[i], (enum placement)p);
 }
 
 static void judge_model(struct bench *bench)
@@ -564,7 +537,7 @@ static void judge_model(struct bench *bench)
         if (row_figure(row, "ranks") != 4)
             continue;
         const double share = row_figure(row, "channel_p50_share") * 100;
-        verdict_count(&v, share);
+        verdict_count(&v, share, NO_SLICES);
         verdict_say(&v, "%sasync %s %.2f %% (of all steps %.2f %%)", v.detail[0] ? ", " : "",
                     json_string_value(json_object_get(row, "async")), share,
                     row_figure(row, "channel_share") * 100);
@@ -578,41 +551,6 @@ static const json_t *python_row(const struct bench *bench, const char *kind,
     return row_find(bench, "python", kind, placement, rank_count, BYTES, false);
 }
 
-/* Of each peer the number of ranks at which it is the closest. */
-static void judge_python_peers(struct bench *bench, enum placement placement)
-{
-    static const char *const sleepers[] = {"py-pipe", "py-zmq"}, *const spinners[] = {"py-vllm",
-                                                                                      "pickle"};
-    char what[64] = "";
-    struct verdict v =
-        verdict_placed(bench, placement, "Python call by peers that sleep", false, 1, "< 1 x each");
-    struct verdict cpu = verdict_placed(
-        bench, placement, "CPU of a Python call by peers that sleep", false, 1, "<= 1 x each");
-    /* On one processor a peer that spins only yields, and each rank's Python follows the other's:
-     * docs/bench.md. */
-    const bool packed = placement == PLACEMENT_ONE;
-    struct verdict spin =
-        verdict_placed(bench, placement, "Python call by peers that spin, N = 8", false,
-                       packed ? 2 : 1, packed ? "<= 2 x each" : "< 1 x each");
-    for (uint32_t rank_count = 1; rank_count <= 8; rank_count *= 2) {
-        const json_t *own = python_row(bench, "py-call", placement, rank_count);
-        for (int p = 0; p < 2; p++) {
-            const json_t *peer = python_row(bench, sleepers[p], placement, rank_count);
-            snprintf(what, sizeof what, "%s N=%u", sleepers[p], rank_count);
-            verdict_add(&v, what, row_ratio(bench, own, sleepers[p]), 0);
-            verdict_add(&cpu, what,
-                        own && peer ? row_figure(own, "cpu_us") / row_figure(peer, "cpu_us") : 0,
-                        0);
-            snprintf(what, sizeof what, "%s", spinners[p]);
-            if (rank_count == 8)
-                verdict_add(&spin, what, row_ratio(bench, own, spinners[p]), 0);
-        }
-    }
-    verdict_end(&v, true);
-    verdict_end(&cpu, true);
-    verdict_end(&spin, true);
-}
-
 /* A difference of two rounds, which is noise where it is below 0. */
 static void add_python(struct verdict *v, const char *what, const char *kind,
                        enum placement placement)
@@ -624,7 +562,7 @@ static void add_python(struct verdict *v, const char *what, const char *kind,
         return;
     }
     const double added_us = row_figure(row, "p50_us") - row_figure(c, "p50_us");
-    verdict_count(v, added_us);
+    verdict_count(v, added_us, NO_SLICES);
     verdict_say(v, "%s%s %.2f of %.2f (%s)", v->detail[0] ? ", " : "", what, added_us,
                 row_figure(row, "p50_us"), placement_text(placement));
 }
@@ -638,42 +576,31 @@ static void judge_python(struct bench *bench)
     add_python(&v, "coordinator", "py-call-c", PLACEMENT_APART);
     add_python(&v, "and worker", "py-call", PLACEMENT_APART);
     verdict_end(&v, false);
-    const json_t *call = python_row(bench, "py-call", PLACEMENT_APART, 1);
-    v = verdict_new(bench, "Python call by peers that sleep, N = 1, workers on another processor",
-                    false, 1, "< 1 x each");
-    verdict_add(&v, "py-pipe", row_ratio(bench, call, "py-pipe"), 0);
-    verdict_add(&v, "py-zmq", row_ratio(bench, call, "py-zmq"), 0);
-    verdict_end(&v, true);
-    v = verdict_new(bench, "Python method call with small arguments by bytes", false, 1.5,
-                    "<= 1.5 x");
-    for (uint32_t rank_count = 1; rank_count <= 8; rank_count *= 2) {
-        char what[16];
-        snprintf(what, sizeof what, "N=%u", rank_count);
-        const json_t *row = row_find(bench, "python-objects", "py-method", PLACEMENT_FREE,
-                                     rank_count, BYTES, false);
-        verdict_add(&v, what, row_ratio(bench, row, "py-small"), 0);
-    }
-    verdict_end(&v, true);
-    v = verdict_new(bench, "5 MB there and back, 2 ranks, by the memcpy of its bytes", false, 1.5,
-                    "<= 1.5 x");
-    static const char *const arrays[] = {"py-array", "py-array-sealed"};
-    for (size_t i = 0; i < 2; i++)
-        verdict_add(&v, arrays[i],
-                    row_ratio(bench,
-                              row_find(bench, "python-arrays", arrays[i], PLACEMENT_FREE, 2,
-                                       ARRAY_BYTES, false),
-                              "py-memcpy"),
-                    0);
-    const double copies = row_ratio(
-        bench, row_find(bench, "python-arrays", "py-copies", PLACEMENT_FREE, 2, ARRAY_BYTES, false),
-        "py-memcpy");
-    if (v.count && copies > 0)
-        verdict_say(&v, " (the copies alone, by the processes: %.2f)", copies);
-    verdict_end(&v, true);
     v = verdict_new(bench, "columns of 256 sequences to numpy", false, 10, "<= 10 us");
-    verdict_add(&v, "p50",
-                row_figure(python_row(bench, "py-columns-256", PLACEMENT_ONE, 1), "p50_us"), 0);
+    verdict_slices(
+        &v, "p50",
+        spread_of(json_object_get(python_row(bench, "py-columns-256", PLACEMENT_ONE, 1), "pairs"),
+                  NULL));
     verdict_end(&v, false);
+}
+
+/* At each number of ranks. */
+static void judge_python_cpu(struct bench *bench, enum placement placement)
+{
+    static const char *const peers[] = {"py-pipe", "py-zmq"};
+    char what[64];
+    struct verdict v = verdict_placed(bench, placement, "CPU of a Python call by peers that sleep",
+                                      false, 1, "<= 1 x each");
+    for (uint32_t rank_count = 1; rank_count <= 8; rank_count *= 2)
+        for (int p = 0; p < 2; p++) {
+            const json_t *own = python_row(bench, "py-call", placement, rank_count);
+            const json_t *peer = python_row(bench, peers[p], placement, rank_count);
+            snprintf(what, sizeof what, "%s N=%u", peers[p], rank_count);
+            verdict_add(&v, what,
+                        own && peer ? row_figure(own, "cpu_us") / row_figure(peer, "cpu_us") : 0,
+                        0);
+        }
+    verdict_end(&v, true);
 }
 
 static void judge_allocations(struct bench *bench)
@@ -685,7 +612,7 @@ static void judge_allocations(struct bench *bench)
                                      8, BYTES, false);
         if (!row)
             continue;
-        verdict_count(&v, row_figure(row, "allocations"));
+        verdict_count(&v, row_figure(row, "allocations"), NO_SLICES);
         verdict_say(&v, "%s%s %.0f in %.0f rounds", v.detail[0] ? ", " : "",
                     kinds_of_allocations[k], row_figure(row, "allocations"),
                     row_figure(row, "rounds"));
@@ -696,26 +623,19 @@ static void judge_allocations(struct bench *bench)
 void targets_judge(struct bench *bench)
 {
     json_object_set_new(bench->root, "targets", json_array());
+    judge_all_ratios(bench);
     for (int p = 0; p < PLACEMENT_COUNT; p++) {
         const enum placement placement = (enum placement)p;
-        judge_floors(bench, placement);
-        judge_peers(bench, placement);
         judge_growth(bench, placement);
         judge_small_step(bench, placement);
         judge_steps(bench, placement);
         judge_rate(bench, placement);
-        judge_ranks_woken(bench, placement);
-        judge_python_peers(bench, placement);
+        judge_python_cpu(bench, placement);
     }
-    judge_large(bench);
     judge_one_rank(bench);
     judge_call(bench);
-    judge_busy(bench);
     judge_groups(bench);
-    judge_deaths(bench);
-    judge_deadlines(bench);
-    judge_ranks(bench);
-    judge_pull(bench);
+    judge_all_figures(bench);
     judge_model(bench);
     judge_allocations(bench);
     judge_python(bench);

@@ -3,16 +3,22 @@
  * Started by itself it becomes mpirun of one process more than there are ranks. Process 0 is the
  * coordinator; mpirun passes its stdin and stdout through, byte by byte. Waiting is polling in Open
  * MPI: by its own choice it gives the CPU away between polls only where processes are more than
- * cores; with the word `yield` always, `busy` never. mpirun binds no process to a core of its own,
- * as no other subject does: all stay where the conductor has placed them. */
+ * cores; with the word `yield` always, `busy` never. One mpirun goes through many rows (--world):
+ * the processes of a row have a communicator, the others sleep, and the choice is made again for
+ * each row as mpirun would. mpirun binds no process to a core of its own, as no other subject does:
+ * all stay where the conductor has placed them. */
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sched.h>
+#include <stddef.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <mpi.h>
@@ -26,9 +32,25 @@
 #define LAUNCHER_VARIABLE "COXSWAIN_BENCH_MPIRUN"
 /* Instead of a round's number. */
 #define ROUND_STOP UINT64_MAX
+#define CHOICE_VARIABLE "COXSWAIN_BENCH_MPI_YIELD"
+/* Of MPI_Comm_create_group. */
+#define ROW_TAG 1
+
+/* Open MPI's own, which MPI_Init calls with mpi_yield_when_idle: declared in no header of a user.
+ * */
+bool opal_progress_set_yield_when_idle(bool yields);
+
+/* What the coordinator tells a sleeping process. */
+struct row {
+    /* 0: the end */
+    uint32_t rank_count;
+    uint64_t request_size, reply_size;
+};
 
 struct world {
     struct subject_options options;
+    /* of this row's processes */
+    MPI_Comm group;
     /* owned: the coordinator's own place first */
     uint8_t *replies;
 };
@@ -56,12 +78,16 @@ static const char *take_word(int *argc, char **argv)
     return NULL;
 }
 
+/* Of the world, where there are several rows. */
 static unsigned find_rank_count(int argc, char **argv)
 {
+    unsigned largest = 0;
     for (int i = 1; i + 1 < argc; i++)
-        if (strcmp(argv[i], "--ranks") == 0)
-            return (unsigned)strtoul(argv[i + 1], NULL, 10);
-    return 0;
+        if (strcmp(argv[i], "--ranks") == 0 || strcmp(argv[i], "--world") == 0) {
+            const unsigned count = (unsigned)strtoul(argv[i + 1], NULL, 10);
+            largest = count > largest ? count : largest;
+        }
+    return largest;
 }
 
 static void set_parameter(const char *name, const char *value)
@@ -103,7 +129,7 @@ static int become_mpirun(int argc, char **argv, const char *yield, unsigned rank
      * them ends. */
     set_parameter("orte_odls_base_num_threads", "0");
     if (yield)
-        set_parameter("mpi_yield_when_idle", yield);
+        setenv(CHOICE_VARIABLE, yield, 1);
     snprintf(text, sizeof text, "%d", getpid());
     setenv(LAUNCHER_VARIABLE, text, 1);
     snprintf(text, sizeof text, "%u", rank_count + 1);
@@ -120,54 +146,123 @@ static int become_mpirun(int argc, char **argv, const char *yield, unsigned rank
     return 1;
 }
 
-/* ---- the ranks ---- */
+/* ---- the processes of a row ---- */
 
-static int worker_main(int process)
+/* Where a process sleeps until a row has it: of the launcher and its number. */
+static struct sockaddr_un sleeper_address(int process)
 {
-    uint64_t sizes[2];
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    /* abstract: no file */
+    snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "coxswain-bench-mpi-%s-%d",
+             getenv(LAUNCHER_VARIABLE), process);
+    return address;
+}
+
+/* As mpirun would choose for as many processes alone. */
+static void choose_yield(uint32_t rank_count)
+{
+    cpu_set_t processors;
+    const char *told = getenv(CHOICE_VARIABLE);
+    const bool fits = sched_getaffinity(0, sizeof processors, &processors) == 0 &&
+                      rank_count + 1 <= (uint32_t)CPU_COUNT(&processors);
+    opal_progress_set_yield_when_idle(told ? told[0] == '1' : !fits);
+}
+
+static MPI_Comm row_group(uint32_t rank_count)
+{
+    MPI_Group world, group;
+    MPI_Comm communicator;
+    int range[1][3] = {{0, (int)rank_count, 1}};
+    MPI_Comm_group(MPI_COMM_WORLD, &world);
+    MPI_Group_range_incl(world, 1, range, &group);
+    MPI_Comm_create_group(MPI_COMM_WORLD, group, ROW_TAG, &communicator);
+    MPI_Group_free(&group);
+    MPI_Group_free(&world);
+    return communicator;
+}
+
+static int worker_row(const struct row *row, uint32_t rank)
+{
     struct load load;
-    MPI_Bcast(sizes, 2, MPI_UINT64_T, 0, MPI_COMM_WORLD);
-    uint8_t *request = calloc(1, sizes[0]);
-    uint8_t *reply = calloc(1, sizes[1]);
-    if (!request || !reply || load_init(&load, sizes[0], sizes[1]))
+    uint8_t *request = calloc(1, row->request_size);
+    uint8_t *reply = calloc(1, row->reply_size);
+    if (!request || !reply || load_init(&load, row->request_size, row->reply_size))
         return 1;
-    MPI_Barrier(MPI_COMM_WORLD);
+    choose_yield(row->rank_count);
+    MPI_Comm group = row_group(row->rank_count);
+    MPI_Barrier(group);
     for (;;) {
         uint64_t round;
-        MPI_Bcast(request, (int)load.request_size, MPI_BYTE, 0, MPI_COMM_WORLD);
+        MPI_Bcast(request, (int)load.request_size, MPI_BYTE, 0, group);
         memcpy(&round, request, sizeof round);
         if (round == ROUND_STOP)
             break;
-        load_answer(&load, request, (uint32_t)process - 1, reply);
-        MPI_Gather(reply, (int)load.reply_size, MPI_BYTE, NULL, 0, MPI_BYTE, 0, MPI_COMM_WORLD);
+        load_answer(&load, request, rank, reply);
+        MPI_Gather(reply, (int)load.reply_size, MPI_BYTE, NULL, 0, MPI_BYTE, 0, group);
     }
+    MPI_Comm_free(&group);
     free(request);
     free(reply);
     return 0;
 }
 
+static int worker_main(int process)
+{
+    const struct sockaddr_un address = sleeper_address(process);
+    const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    struct row row = {0};
+    int r = fd < 0 || bind(fd, (const struct sockaddr *)&address, sizeof address) < 0;
+    MPI_Barrier(MPI_COMM_WORLD); /* all can be told */
+    while (r == 0) {
+        const ssize_t got = recv(fd, &row, sizeof row, 0);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got == sizeof row && row.rank_count == 0)
+            break;
+        r = got != sizeof row || worker_row(&row, (uint32_t)process - 1);
+    }
+    close(fd);
+    return r;
+}
+
 /* ---- the coordinator ---- */
+
+static int sleepers_tell(const struct row *row, uint32_t count)
+{
+    const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int r = fd < 0 ? -errno : 0;
+    for (int process = 1; r == 0 && process <= (int)count; process++) {
+        const struct sockaddr_un address = sleeper_address(process);
+        if (sendto(fd, row, sizeof *row, 0, (const struct sockaddr *)&address, sizeof address) < 0)
+            r = -errno;
+    }
+    if (fd >= 0)
+        close(fd);
+    return r;
+}
 
 static int world_start(const struct subject_options *options, void **ret_subject,
                        struct cox_error *err)
 {
+    const struct row row = {options->rank_count, options->request_size, options->reply_size};
     int count;
     MPI_Comm_size(MPI_COMM_WORLD, &count);
     if (options->request_size > INT_MAX || options->reply_size > INT_MAX / ((size_t)count + 1))
         return cox_fail(err, COX_UNSUPPORTED, "MPI counts in int");
-    if ((uint32_t)count != options->rank_count + 1)
+    if ((uint32_t)count < options->rank_count + 1)
         return cox_fail(err, COX_INVALID, "%d processes for %u ranks", count, options->rank_count);
     struct world *world = calloc(1, sizeof *world);
-    uint8_t *replies = calloc((size_t)count, options->reply_size);
-    if (!world || !replies) {
+    uint8_t *replies = calloc(options->rank_count + 1, options->reply_size);
+    int r = world && replies ? sleepers_tell(&row, options->rank_count) : -ENOMEM;
+    if (r) {
         free(world);
         free(replies);
-        return cox_fail(err, -ENOMEM, "no memory");
+        return cox_fail(err, r, "beginning a row: %s", strerror(-r));
     }
     *world = (struct world){.options = *options, .replies = replies};
-    uint64_t sizes[2] = {options->request_size, options->reply_size};
-    MPI_Bcast(sizes, 2, MPI_UINT64_T, 0, MPI_COMM_WORLD);
-    MPI_Barrier(MPI_COMM_WORLD);
+    choose_yield(options->rank_count);
+    world->group = row_group(options->rank_count);
+    MPI_Barrier(world->group);
     *ret_subject = world;
     return 0;
 }
@@ -176,9 +271,9 @@ static int world_round(void *subject, uint8_t *request, uint64_t round, struct c
 {
     struct world *world = subject;
     const size_t reply_size = world->options.reply_size;
-    MPI_Bcast(request, (int)world->options.request_size, MPI_BYTE, 0, MPI_COMM_WORLD);
+    MPI_Bcast(request, (int)world->options.request_size, MPI_BYTE, 0, world->group);
     MPI_Gather(MPI_IN_PLACE, (int)reply_size, MPI_BYTE, world->replies, (int)reply_size, MPI_BYTE,
-               0, MPI_COMM_WORLD);
+               0, world->group);
     for (uint32_t rank = 0; rank < world->options.rank_count; rank++)
         if (!load_matches(world->replies + (rank + 1) * reply_size, rank, round))
             return cox_fail(err, -EBADMSG, "rank %u answered wrongly", rank);
@@ -192,30 +287,42 @@ static void world_stop(void *subject)
     if (!request)
         MPI_Abort(MPI_COMM_WORLD, 1);
     load_number(request, ROUND_STOP);
-    MPI_Bcast(request, (int)world->options.request_size, MPI_BYTE, 0, MPI_COMM_WORLD);
+    MPI_Bcast(request, (int)world->options.request_size, MPI_BYTE, 0, world->group);
+    MPI_Comm_free(&world->group);
     free(request);
     free(world->replies);
     free(world);
 }
 
-int main(int argc, char **argv)
+static int coordinator_main(int argc, char **argv)
 {
     static const struct subject_ops ops = {
         .start = world_start, .round = world_round, .stop = world_stop};
+    static const struct row end = {0};
+    int count;
+    MPI_Comm_size(MPI_COMM_WORLD, &count);
+    MPI_Barrier(MPI_COMM_WORLD);
+    const int status = subject_main(argc, argv, &ops);
+    return status || sleepers_tell(&end, (uint32_t)count - 1);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct subject_ops none = {0};
     const char *launcher = getenv(LAUNCHER_VARIABLE);
     if (!launcher) {
         const char *yield = take_word(&argc, argv);
         const unsigned rank_count = find_rank_count(argc, argv);
         /* Without ranks it only reports an error. */
         return rank_count ? become_mpirun(argc, argv, yield, rank_count)
-                          : subject_main(argc, argv, &ops);
+                          : subject_main(argc, argv, &none);
     }
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != atoi(launcher))
         return 1;
     MPI_Init(NULL, NULL);
     int process;
     MPI_Comm_rank(MPI_COMM_WORLD, &process);
-    const int status = process > 0 ? worker_main(process) : subject_main(argc, argv, &ops);
+    const int status = process > 0 ? worker_main(process) : coordinator_main(argc, argv);
     if (status)
         MPI_Abort(MPI_COMM_WORLD, status);
     MPI_Finalize();

@@ -229,6 +229,8 @@ class Workers:
             os.kill(pid, signal.SIGKILL)
         for pid in self.pids:
             os.waitpid(pid, 0)
+        for ring in [self.requests, *self.replies]:
+            ring.memory.close()
 
 
 def say(line, data=b""):
@@ -249,10 +251,11 @@ def rounds(workers, count, period_ns):
 
 
 def serve(workers):
+    """Returns whether the row has ended, and not the program."""
     for line in iter(sys.stdin.buffer.readline, b""):
         words = line.split()
-        if words == [b"quit"]:
-            return
+        if words in ([b"quit"], [b"end"]):
+            return words == [b"end"]
         if words[0] == b"slice":
             rounds(workers, int(words[1]), 0)
         elif words[0] == b"rate":
@@ -262,6 +265,14 @@ def serve(workers):
             say("done 0")
         else:
             raise ValueError(f"what is {line!r}?")
+    return False
+
+
+def next_row():
+    """The arguments of the row that follows; None: none does."""
+    say("done 0")
+    words = sys.stdin.buffer.readline().decode().split()
+    return words[1:] if words[:1] == ["again"] else None
 
 
 def main():
@@ -270,19 +281,22 @@ def main():
     parser.add_argument("--bytes", type=int, required=True)
     parser.add_argument("--reply-bytes", type=int, required=True)
     parser.add_argument("--sequences", type=int, default=0)
-    options = parser.parse_args()
     if numpy is None:
         say("skip numpy is not installed")
         return 1
-    if options.ranks < 1 or min(options.bytes, options.reply_bytes) < LOAD_SIZE_MIN:
-        say("error expected --ranks N --bytes B --reply-bytes R")
-        return 2
-    workers = None
+    workers, words = None, sys.argv[1:]
     try:
-        workers = Workers(Step(options) if options.sequences else Opaque(options), options.ranks)
-        workers.round()
-        say("ready")
-        serve(workers)
+        while words is not None:
+            options = parser.parse_args(words)
+            if options.ranks < 1 or min(options.bytes, options.reply_bytes) < LOAD_SIZE_MIN:
+                raise ValueError("expected --ranks N --bytes B --reply-bytes R")
+            workers = Workers(Step(options) if options.sequences else Opaque(options), options.ranks)
+            workers.round()
+            say("ready")
+            ended = serve(workers)
+            workers.stop()
+            workers = None
+            words = next_row() if ended else None
     except (OSError, ValueError) as failure:
         say(f"error {failure}")
         return 1

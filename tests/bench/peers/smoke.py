@@ -19,6 +19,8 @@ import harness  # pylint: disable=wrong-import-position
 from harness import Failure  # pylint: disable=wrong-import-position
 
 PATIENCE_S = 50
+# Their processes go through many rows.
+GO_ON = ("bench-mpi", "pickle_ring.py", "python_subject.py")
 # Names with the process id belong to this test alone. iceoryx's names are global; while a subject of it runs, no other does.
 FOLDERS = ("/dev/shm", "/tmp")
 ICEORYX_NAMES = ("iceoryx_mgmt", "iox-unique-roudi.lock", "roudi", "roudi.lock")
@@ -77,6 +79,19 @@ def left_behind(subject, words):
             if mine.match(name) or ("iceoryx" in words[0] and name in ICEORYX_NAMES)]
 
 
+def check_rows(subject, words, arguments):
+    """More rows by the same processes, of fewer ranks and of as many, and of other sizes."""
+    options = [] if words[0].endswith("bench-mpi") else words[1:]
+    for ranks, size in (1, 65536), (arguments.ranks, 256):
+        subject.tell("end")
+        if subject.line() != "done 0":
+            raise Failure("a row did not end")
+        subject.tell(" ".join(["again", *options, f"--ranks {ranks} --bytes {size} --reply-bytes 256"]))
+        if subject.line() != "ready":
+            raise Failure(f"no row of {ranks} ranks and {size} bytes")
+        subject.samples(f"slice {arguments.rounds}", arguments.rounds)
+
+
 def check(words, arguments):
     """Returns the median in nanoseconds, or None: cannot run here."""
     subject = Subject(words, arguments)
@@ -91,6 +106,8 @@ def check(words, arguments):
     subject.samples("rate 5 2000000", 5)
     subject.samples("idle 5", 0)
     again = subject.samples(f"slice {arguments.rounds}", arguments.rounds)
+    if os.path.basename(words[0]) in GO_ON:
+        check_rows(subject, words, arguments)
     subject.tell("quit")
     if subject.gone() != 0:
         raise Failure(f"exit status {subject.process.returncode}")
