@@ -19,7 +19,7 @@
 #define SIZE_MAX_ALLOWED ((size_t)64 << 20)
 #define PAIRS_MAX_ALLOWED 64
 #define BUDGET_MAX_S 3600
-#define BRIEF_BUDGET_S 117
+#define BRIEF_BUDGET_S 114
 /* Of a shell after ctrl-C. */
 #define STOPPED_STATUS 130
 
@@ -34,7 +34,7 @@ static const char usage_text[] =
     "  --pairs N        slices of each kind (9)\n"
     "  --slice-ms N     time of a slice (25)\n"
     "  --brief          every row in two minutes, with wider intervals\n"
-    "  --budget S       seconds of a run (brief: 117); a row that has no time left says so\n"
+    "  --budget S       seconds of a run (brief: 114); a row that has no time left says so\n"
     "  --quick          seconds in place of minutes; the figures mean nothing\n"
     "  --json FILE      also writes everything to FILE\n";
 

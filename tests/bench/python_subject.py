@@ -514,7 +514,7 @@ class Mpi:
     """Workers that MPI_Comm_spawn starts, once for all rows: those of a row have a communicator, the others sleep in a
     socket. Objects by bcast and gather, arrays by Bcast and Gather."""
 
-    world = None
+    world = spawned = None
 
     def __init__(self, options):
         self.load = load_of(options)
@@ -544,7 +544,8 @@ class Mpi:
         cls.hide_input()
         mpi = importlib.import_module("mpi4py.MPI")
         words = [os.path.abspath(__file__), WORKER_FLAG, "mpi", str(os.getpid())]
-        world = mpi.COMM_SELF.Spawn(sys.executable, words, size).Merge(False)
+        cls.spawned = mpi.COMM_SELF.Spawn(sys.executable, words, size)
+        world = cls.spawned.Merge(False)
         world.Barrier()
         return world
 
@@ -604,6 +605,7 @@ class Mpi:
     def finish(cls):
         if cls.world:
             cls.tell(range(1, cls.world.Get_size()), "0")
+            mpi_part(cls.world, cls.spawned)
 
 
 def mpi_address(coordinator, rank):
@@ -615,10 +617,18 @@ def mpi_row(world, ranks):
     return world.Create_group(world.Get_group().Incl(range(ranks + 1)))
 
 
+def mpi_part(world, between):
+    """Else one that ends first leaves the other in MPI_Finalize, writing to a closed connection."""
+    world.Barrier()
+    world.Free()
+    between.Disconnect()
+
+
 def mpi_worker(coordinator):
     from mpi4py import MPI
 
-    world = MPI.Comm.Get_parent().Merge(True)
+    parent = MPI.Comm.Get_parent()
+    world = parent.Merge(True)
     rank = world.Get_rank()
     inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     inbox.bind(mpi_address(coordinator, rank))
@@ -635,6 +645,7 @@ def mpi_worker(coordinator):
         while words[1] == "object" and (request := group.bcast(None, 0)) is not None:
             group.gather(engine.answer(request), 0)
         group.Free()
+    mpi_part(world, parent)
 
 
 class Ray:
