@@ -9,7 +9,7 @@ if(COX_BUILD_BENCH)
     cox_command_test(NAME bench/deaths_smoke LABEL bench TIER all TIMEOUT 60 PROCESSORS 2
         COMMAND $<TARGET_FILE:coxswain-deaths> --kills 8 --coordinators 2 --sizes 0,4 --json deaths_smoke.json)
     cox_command_test(NAME bench/deadlines_smoke LABEL bench TIER all TIMEOUT 60 PROCESSORS 2
-        COMMAND $<TARGET_FILE:coxswain-deadlines> --ranks 2 --samples 8 --turns 2 --json deadlines_smoke.json)
+        COMMAND $<TARGET_FILE:coxswain-deadlines> --ranks 2 --samples 8 --turns 1 --json deadlines_smoke.json)
     cox_command_test(NAME bench/replace_smoke LABEL bench TIER all TIMEOUT 60 PROCESSORS 2
         COMMAND $<TARGET_FILE:coxswain-replace> --ranks 1,2 --runs 3 --json replace_smoke.json)
     cox_command_test(NAME bench/pull_smoke LABEL bench TIER all TIMEOUT 60 PROCESSORS 2
