@@ -46,7 +46,4 @@ cox_fuzz_target(node_frame TIER nightly LIBS coxswain_node_links coxswain_worker
 cox_fuzz_target(http_request LIBS coxswain_commands)
 cox_fuzz_target(sizes LIBS coxswain_commands coxswain_worker_lib)
 
-# Writes tests/fuzz/corpus anew: make_corpus tests/fuzz/corpus, and make_messages.py tests/fuzz/corpus
-add_executable(make_corpus ${fuzz_folder}/make_corpus.c ${fuzz_folder}/memory.c)
-target_include_directories(make_corpus PRIVATE ${PROJECT_SOURCE_DIR})
-target_link_libraries(make_corpus PRIVATE coxswain_channel coxswain_warnings)
+# make_messages.py writes tests/fuzz/corpus anew.

@@ -1,8 +1,9 @@
 #!/usr/bin/python3
-"""Writes the part of the fuzz corpus that is messages: make_messages.py tests/fuzz/corpus
+"""Writes the fuzz corpus: make_messages.py tests/fuzz/corpus
 
-To be run again when a message changes; the files are committed. Each message is written in protobuf's text format, and
-packed by protoc-c from the .proto files. What has a layout of the C code is written by make_corpus.
+To be run again when a message or a layout changes; the files are committed. Each message is written in protobuf's text
+format, and packed by protoc-c from the .proto files. What has a layout of the C code is packed with its offsets
+(channel/shm/layout.h, channel/socket/hello.h, channel/handle/handle_internal.h).
 """
 
 import os
@@ -295,6 +296,132 @@ def recordings():
     save("recording/last", [2 | 1 << 2, len(patches)], *patches, message)
 
 
+# ---- layouts: the header of a group, frames, reply slots, control sockets, handles ----
+
+INSTANCE, PID, START = 0x1234567, 4242, 424242
+
+
+def control_attach(name, rank_count, depth, flags, object_size, channels):
+    """The size of the object, and its header up to the padding."""
+    size = 5248 + 2048 * rank_count
+    header = struct.pack(
+        "<8sIIQIIIIQIIII", b"COXSWAN1", 1, 0x01020304, size, rank_count, depth, PID, flags, START, INSTANCE, 0, 0, 0
+    )
+    save(
+        f"control_attach/{name}",
+        struct.pack("<I", object_size or size),
+        header,
+        *(struct.pack("<4Q", *sizes) for sizes in (*channels, (0, 1024, 0, 1024))),
+    )
+
+
+def frames_and_slots():
+    for name, depth, sequence, asked, text in (("all", 2, 1, 15, b"echo hello"), ("one", 1, 1000, 4, b"")):
+        save(
+            f"request_frame/{name}",
+            [3, depth, 0],
+            struct.pack("<QQiIQQI", sequence, sequence, -1, len(text), asked, 0, len(text)),
+            text,
+        )
+    for name, (ranks, depth, rank, flags), sequence, failed, tag_at, text in (
+        ("own", (3, 2, 2, 8), 7, 0, 40, b"hello"),
+        ("failed", (1, 0, 1, 8), 3, 1 << 63, 32, b"no"),
+        ("legacy_whole", (1, 0, 0, 7), 1, 0, 32, b"hello"),
+    ):
+        line = bytearray(384)
+        struct.pack_into("<QII", line, 16, sequence, INSTANCE, 1)
+        struct.pack_into("<Q", line, tag_at, sequence | failed)
+        save(
+            f"reply_slot/{name}",
+            [ranks, depth, 0, rank, flags],
+            struct.pack("<QII", sequence, 1, (1 << 32) - 1),
+            line,
+            struct.pack("<I", len(text)),
+            text,
+        )
+
+
+def sockets():
+    def hello(name, version, role, *more):
+        save(f"hello/{name}", struct.pack("<QIIQIIIIQQQ", version, role, *more or (0,) * 9).ljust(1024, b"\0"))
+
+    hello("worker", 1, 1, 3, 0, 8, 32, 2, 0, 1 << 20, 1 << 16, START)
+    hello("fd_store", 1, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0)
+    hello("later_version", 2, 2, 0, 0, 0, 32, 0, 0, 0, 0, 0)
+    save(
+        "control_socket/hello_reply",
+        [0, 4, 0, 31, 3, 1],
+        struct.pack("<QIIIIII", 1, 1, 3, 8, 2, INSTANCE, 4).ljust(127, b"\0"),
+    )
+    reason = b"rank 3 is served by process 4242"
+    save("control_socket/refusal", [1, 0, 12, len(reason)], reason)
+    save("control_socket/fd_store", [2, 8, 4, 1, 2, 1, 20, 2, 22, 2, 1, 1, 12, 3, 70, 1, 246, 2])
+    save("control_socket/fd_store_reply", [3], struct.pack("<QQ", 5, 4242))
+
+
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (crc & 1) * 0x82F63B78
+    return crc ^ 0xFFFFFFFF
+
+
+def handles():
+    for name, how, kind, fd, size, offset in (
+        ("plain", 0, 1, 256, 1000, 0),
+        ("elsewhere", 1, 1, 256, 1000, 0),
+        ("other_fd", 3, 1, 256, 1000, 0),
+        ("own", 7, 1, 256, 1000, 5000),
+        ("too_long", 7, 1, 256, 5001, 5000),
+        ("overflow", 7, 1, 256, 5001, (1 << 64) - 101),
+        ("socket", 3, 2, 2, 0, 0),
+    ):
+        packed = struct.pack(
+            "<HBBIQQIIQQQI", 0x4843, 1, kind, PID, START, 0x0123456789ABCDEF, fd, 1, 4711, size, offset, 7
+        )
+        save(f"handle/{name}", [how], packed, struct.pack("<I", crc32c(packed)))
+
+
+KIB, MIB = 1 << 10, 1 << 20
+control_attach(
+    "default",
+    4,
+    4,
+    4,
+    896 * KIB,
+    [
+        (4 * MIB, MIB, MIB, 64 * KIB),
+        (256 * KIB, 256 * KIB, 64 * KIB, 16 * KIB),
+        (MIB, 256 * KIB, 256 * KIB, 16 * KIB),
+        (16 * KIB, 64 * KIB, 4 * KIB, 4 * KIB),
+    ],
+)
+control_attach(
+    "deep",
+    1,
+    8,
+    4,
+    228 * KIB,
+    [
+        (8 * MIB, 512 * KIB, MIB, 64 * KIB),
+        (512 * KIB, 128 * KIB, 64 * KIB, 16 * KIB),
+        (2 * MIB, 128 * KIB, 256 * KIB, 16 * KIB),
+        (32 * KIB, 32 * KIB, 4 * KIB, 4 * KIB),
+    ],
+)
+control_attach(
+    "legacy",
+    8,
+    1,
+    1,
+    0,
+    [(size * MIB, (32 if size > 8 else 8) * MIB, size * MIB, 512 * KIB) for size in (256, 32, 256, 8)],
+)
+frames_and_slots()
+sockets()
+handles()
 control_requests()
 steps()
 responses()
