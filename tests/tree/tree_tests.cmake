@@ -20,6 +20,9 @@ cox_command_test(NAME tree/symbols LABEL tree TIER quick
 # How wide the lines of C are, and where the comments of fields stand.
 cox_command_test(NAME tree/columns LABEL tree TIER quick
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/columns.py)
+# The fields of the messages that MindIE-LLM has too.
+cox_command_test(NAME tree/contract LABEL tree TIER quick
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/contract.py)
 # The USDT probes of the programs, and the scripts that use them.
 if(COX_BUILD_COMMANDS)
     cox_command_test(NAME tree/probes LABEL tree TIER all
