@@ -1,5 +1,7 @@
 #include "test.h"
 
+#include <ftw.h>
+
 static struct test_entry *entries;
 static pid_t runner; /* the thread that runs the tests */
 
@@ -77,6 +79,27 @@ void test_socketpair(int ends[2])
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
     test_own_fd(ends[0]);
     test_own_fd(ends[1]);
+}
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+    (void)st;
+    (void)type;
+    (void)at;
+    return remove(path);
+}
+
+static void folder_release(void *object)
+{
+    nftw(object, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+    free(object);
+}
+
+const char *test_folder(void)
+{
+    char *path = strdup("/tmp/cox_test_XXXXXX");
+    assert_true(path && mkdtemp(path));
+    return test_own(path, folder_release);
 }
 
 pthread_t test_thread(void *(*thread_main)(void *context), void *context)
@@ -170,6 +193,38 @@ void test_check_refused(int r, int code, const char *part, const char *call, con
         return;
     print_error("%s: %d, expected %d and '%s'\n%s\n", call, r, code, part, test_error.text);
     _fail(file, line);
+}
+
+/* ---- what the kernel has of this process ---- */
+
+int test_entry_count(const char *folder, const char *part, const char *other)
+{
+    DIR *dir = opendir(folder);
+    assert_non_null(dir);
+    int count = 0;
+    for (struct dirent *e; (e = readdir(dir));)
+        count += e->d_name[0] != '.' && strstr(e->d_name, part) && strstr(e->d_name, other);
+    closedir(dir);
+    return count;
+}
+
+size_t test_mapping_count(const char *part)
+{
+    char line[512];
+    size_t count = 0;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    assert_non_null(maps);
+    while (fgets(line, sizeof line, maps))
+        count += strstr(line, part) != NULL;
+    fclose(maps);
+    return count;
+}
+
+int test_reopen(int fd, int flags)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return open(path, flags | O_CLOEXEC);
 }
 
 /* ---- waiting ---- */

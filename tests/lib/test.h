@@ -89,6 +89,15 @@ void test_await_stopped(pid_t child);
 /* Kills a child of any state and reaps it. */
 void test_kill_child(pid_t child);
 
+/* ---- what the kernel has of this process ---- */
+
+/* Names in a folder, as /proc/self/fd, that have both parts and do not begin with a dot. */
+int test_entry_count(const char *folder, const char *part, const char *other);
+/* Its mappings with this in their line. */
+size_t test_mapping_count(const char *part);
+/* Another fd of what this one is of, close-on-exec, as /proc gives it to the user; -1: errno. */
+int test_reopen(int fd, int flags);
+
 /* ---- what a test owns ---- */
 
 /* Has release called with the object when the test has passed, and before its teardown: the last
@@ -103,6 +112,9 @@ void test_close(int fd);
 /* Both ends of a pipe or of a stream socket pair, owned, close-on-exec. */
 void test_pipe(int ends[2]);
 void test_socketpair(int ends[2]);
+
+/* The path of an empty folder, owned: it is removed with all that is in it then. */
+const char *test_folder(void);
 
 /* A thread, which the test joins. */
 pthread_t test_thread(void *(*thread_main)(void *context), void *context);

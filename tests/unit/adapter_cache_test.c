@@ -64,10 +64,9 @@ static void load(struct cox_adapter_cache *adapters, const char *name, const cha
  * was freed too early). */
 PLAIN_TEST(m13_adapters_go_while_others_are_looked_for)
 {
-    char directory[FIXTURE_PATH_SIZE];
+    const char *directory = test_folder();
     const struct fixture_adapter kind = {.rank = 1, .modules = "q"};
     struct finder finder = {0};
-    fixture_directory_create(directory);
     fixture_write_adapter(directory, &config, &kind);
     assert_int_equal(cox_adapter_cache_new(0, &finder.adapters), 0);
     cox_adapter_cache_set_model(finder.adapters, &config, &whole);
@@ -77,8 +76,7 @@ PLAIN_TEST(m13_adapters_go_while_others_are_looked_for)
     finder.kept = cox_adapter_cache_find(finder.adapters, ALIKE "kept");
     assert_non_null(finder.kept);
     pthread_t thread = test_thread(find_main, &finder);
-    while (atomic_load(&finder.count) == 0)
-        ;
+    AWAIT(atomic_load(&finder.count));
     for (int i = 0; i < ROUND_COUNT; i++) {
         assert_ok(cox_adapter_cache_remove(finder.adapters, ALIKE "goes", test_err()));
         assert_int_equal(cox_adapter_cache_remove(finder.adapters, ALIKE "goes", NULL),
@@ -89,5 +87,4 @@ PLAIN_TEST(m13_adapters_go_while_others_are_looked_for)
     pthread_join(thread, NULL);
     assert_int_equal(atomic_load(&finder.wrong), 0);
     cox_adapter_cache_free(finder.adapters);
-    fixture_directory_remove(directory);
 }

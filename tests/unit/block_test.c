@@ -29,7 +29,7 @@ static const char *directory;
 static int open_directory(void **state)
 {
     (void)state;
-    directory = fixture_directory();
+    directory = test_folder();
     fixture_write_model(directory, &small, 7, 1);
     return 0;
 }
@@ -183,7 +183,7 @@ static void change_byte(const char *name, off_t offset)
 TEST(weights_digest_is_of_configuration_and_weights)
 {
     const uint64_t first = digest_of(directory);
-    const char *other = fixture_directory();
+    const char *other = test_folder();
     struct cox_model_config config = small;
 
     assert_true(first == digest_of(directory));
@@ -202,7 +202,7 @@ TEST(weights_digest_is_of_configuration_and_weights)
 
 TEST(weights_digest_of_several_files)
 {
-    const char *other = fixture_directory();
+    const char *other = test_folder();
     uint64_t first;
 
     fixture_write_model(other, &small, 7, 3);

@@ -69,36 +69,20 @@ static const char *own_prefix(void)
     return prefix;
 }
 
-static int entries(const char *folder, const char *own, const char *part)
-{
-    DIR *dir = opendir(folder);
-    assert_non_null(dir);
-    int count = 0;
-    for (struct dirent *e; (e = readdir(dir));)
-        count += e->d_name[0] != '.' && strstr(e->d_name, own) && strstr(e->d_name, part);
-    closedir(dir);
-    return count;
-}
-
 int shm_count(const char *part)
 {
-    return entries(SHM, own_shm ? "" : own_prefix(), part ? part : "");
+    return test_entry_count(SHM, own_shm ? "" : own_prefix(), part ? part : "");
 }
 
 int fd_count(void)
 {
-    return entries("/proc/self/fd", "", "");
+    return test_entry_count("/proc/self/fd", "", "");
 }
 
 int fd_count_at(const struct cox_control_socket *control_socket)
 {
-    const uint64_t deadline_ns = cox_deadline_after_ms(60000);
     struct cox_control_socket_counts counts;
-    do {
-        sched_yield();
-        cox_control_socket_counts(control_socket, &counts);
-    } while (counts.closing > 0 && cox_now_ns() < deadline_ns);
-    assert_int_equal(counts.closing, 0);
+    AWAIT((cox_control_socket_counts(control_socket, &counts), counts.closing == 0));
     return fd_count();
 }
 
@@ -114,9 +98,7 @@ int leak_teardown(void **state)
     (void)state;
     assert_int_equal(shm_count(NULL), 0);
     /* On a busy machine the end of a control socket leaves its last closes to detached threads. */
-    const uint64_t deadline_ns = cox_deadline_after_ms(5000);
-    while (fd_count() > fds_before && cox_now_ns() < deadline_ns)
-        sched_yield();
+    AWAIT(fd_count() <= fds_before);
     assert_int_equal(fd_count(), fds_before);
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
     assert_int_equal(errno, ECHILD);
@@ -209,21 +191,20 @@ void child_aborts(void (*fn)(void *context), void *context)
     assert_int_equal(WTERMSIG(status), SIGABRT);
 }
 
-void child_asleep(pid_t pid)
+static bool in_futex(pid_t pid)
 {
     char path[64], text[64];
     snprintf(path, sizeof path, "/proc/%d/syscall", (int)pid);
-    uint64_t deadline = cox_deadline_after_ms(300000);
-    for (;;) {
-        FILE *file = fopen(path, "re");
-        assert_non_null(file);
-        bool futex = fgets(text, sizeof text, file) && strtol(text, NULL, 10) == SYS_futex;
-        fclose(file);
-        if (futex)
-            return;
-        assert_true(cox_now_ns() < deadline);
-        sched_yield();
-    }
+    FILE *file = fopen(path, "re");
+    assert_non_null(file);
+    bool futex = fgets(text, sizeof text, file) && strtol(text, NULL, 10) == SYS_futex;
+    fclose(file);
+    return futex;
+}
+
+void child_asleep(pid_t pid)
+{
+    AWAIT(in_futex(pid));
 }
 
 struct timed_call {
@@ -314,13 +295,9 @@ bool heard(int fd)
 
 static void must_refuse(int (*attach)(struct cox_error *err), const char *what)
 {
-    struct cox_error err = {0};
     int fds = fd_count();
-    int r = attach(&err);
-    if (r != COX_DENIED ||
-        !strstr(err.text, what)) /* "" for where open and fstat say it differently */
-        fail_msg("expected denied with '%s', got %d '%s'", what, r, err.text);
-    assert_int_equal(err.code, COX_DENIED);
+    /* "" for where open and fstat say it differently */
+    assert_refused(attach(test_err()), COX_DENIED, what);
     assert_int_equal(fd_count(), fds);
 }
 

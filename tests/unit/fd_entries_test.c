@@ -36,15 +36,6 @@ static int teardown(void **state)
 
 #define ENTRIES_TEST(name) TEST_WITH(name, setup, teardown)
 
-/* The closer's thread is at it. */
-static void await_fds(int wanted)
-{
-    uint64_t deadline_ns = cox_deadline_after_ms(60000);
-    while (fd_count() != wanted && cox_now_ns() < deadline_ns)
-        sched_yield();
-    assert_int_equal(fd_count(), wanted);
-}
-
 static void set(uint8_t *bytes, size_t size, uint64_t value)
 {
     for (size_t i = 0; i < size; i++)
@@ -200,12 +191,12 @@ ENTRIES_TEST(b15_what_an_fd_owner_stored_goes_with_it)
         left[i / COUNT] += there[i / COUNT][i % COUNT];
     assert_int_equal(one.count, left[0]);
     assert_int_equal(other.count, left[1]);
-    await_fds(before + (int)(left[0] + left[1]));
+    AWAIT(fd_count() == before + (int)(left[0] + left[1])); /* the closer's thread is at it */
     cox_fd_entries_forget(&fd_entries, &one);
-    await_fds(before + (int)left[1]);
+    AWAIT(fd_count() == before + (int)left[1]); /* the closer's thread is at it */
     cox_fd_entries_forget(&fd_entries, &other);
     assert_int_equal(fd_entries.count, 0);
-    await_fds(before);
+    AWAIT(fd_count() == before); /* the closer's thread is at it */
 }
 
 ENTRIES_TEST(b14_an_reply_of_any_bytes)

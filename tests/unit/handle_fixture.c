@@ -95,10 +95,8 @@ int handle_open_plain(const struct cox_handle *handle, int *ret_fd, struct cox_e
 void handle_opens(const struct cox_handle *handle, unsigned seed)
 {
     struct cox_handle_info info;
-    struct cox_error err = {0};
-    int fd = -1, r = handle_open_plain(handle, &fd, &err);
-    if (r)
-        fail_msg("open: %d %s", r, err.text);
+    int fd = -1;
+    assert_ok(handle_open_plain(handle, &fd, test_err()));
     assert_true(fd > STDERR_FILENO && fcntl(fd, F_GETFD) == FD_CLOEXEC);
     assert_int_equal(cox_handle_parse(handle, &info, NULL), 0);
     assert_true(object_is(fd, info.offset, info.size, seed));
@@ -107,9 +105,7 @@ void handle_opens(const struct cox_handle *handle, unsigned seed)
 
 void handle_refused(const struct cox_handle *handle, int code, const char *word)
 {
-    struct cox_error err = {0};
-    int fd = -77, r = handle_open_plain(handle, &fd, &err);
-    if (r != code || err.code != code || !strstr(err.text, word))
-        fail_msg("expected %d with '%s', got %d '%s'", code, word, r, err.text);
+    int fd = -77;
+    assert_refused(handle_open_plain(handle, &fd, test_err()), code, word);
     assert_int_equal(fd, -77);
 }

@@ -32,10 +32,7 @@ static int teardown(void **state)
 static struct cox_handle export_object(int fd, uint64_t offset, uint64_t size)
 {
     struct cox_handle handle;
-    struct cox_error err = {0};
-    int r = cox_exporter_export(exporter, fd, offset, size, &handle, &err);
-    if (r)
-        fail_msg("export: %d %s", r, err.text);
+    assert_ok(cox_exporter_export(exporter, fd, offset, size, &handle, test_err()));
     return handle;
 }
 
@@ -436,7 +433,6 @@ HANDLE_TEST(l15_one_fd_exported_twice_is_two_handles)
 HANDLE_TEST(l1_what_cannot_be_exported_is_refused)
 {
     struct cox_handle handle, before;
-    struct cox_error err;
     int pair[2];
     memset(&handle, 0x5a, sizeof handle);
     before = handle;
@@ -460,12 +456,10 @@ HANDLE_TEST(l1_what_cannot_be_exported_is_refused)
         {pair[0], 0, 1, "no memory"},
     };
     for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
-        err = (struct cox_error){0};
         int fds = fd_count();
-        int r = cox_exporter_export(exporter, refusals[i].fd, refusals[i].offset, refusals[i].size,
-                                    &handle, &err);
-        if (r != COX_INVALID || !strstr(err.text, refusals[i].word))
-            fail_msg("%zu: expected '%s', got %d '%s'", i, refusals[i].word, r, err.text);
+        assert_refused(cox_exporter_export(exporter, refusals[i].fd, refusals[i].offset,
+                                           refusals[i].size, &handle, test_err()),
+                       COX_INVALID, refusals[i].word);
         assert_memory_equal(&handle, &before, sizeof handle);
         assert_int_equal(fd_count(), fds);
     }
@@ -586,11 +580,9 @@ HANDLE_TEST(l21_an_offset_survives)
 HANDLE_TEST(l3_a_mapping_is_for_what_was_asked_and_allowed)
 {
     const struct cox_import *import = NULL;
-    char path[64];
     int pair[2];
     int fd = object(17);
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    int read_only = test_own_fd(open(path, O_RDONLY | O_CLOEXEC));
+    int read_only = test_own_fd(test_reopen(fd, O_RDONLY));
     test_socketpair(pair);
     struct cox_handle handle = export_object(fd, 4000, 200);
     import = import_of(&handle, COX_IMPORT_WRITE);
@@ -624,17 +616,6 @@ HANDLE_TEST(l3_a_mapping_is_for_what_was_asked_and_allowed)
     assert_int_equal(fd_count(), fds);
 }
 
-static int map_count(const char *name)
-{
-    char line[512];
-    int count = 0;
-    FILE *maps = fopen("/proc/self/maps", "re");
-    while (maps && fgets(line, sizeof line, maps))
-        count += strstr(line, name) != NULL;
-    fclose(maps);
-    return count;
-}
-
 /* A part of a huge page that begins anywhere; munmap would refuse to take it away alone. */
 HANDLE_TEST(l21_b29_parts_of_huge_pages_are_mapped_and_unmapped)
 {
@@ -653,9 +634,9 @@ HANDLE_TEST(l21_b29_parts_of_huge_pages_are_mapped_and_unmapped)
     struct cox_handle handle = export_object(fd, huge + 8200, 100);
     import = import_of(&handle, COX_IMPORT_READ);
     assert_int_equal(*(const char *)import->base, 'h');
-    assert_int_equal(map_count("of_huge_pages"), 1);
+    assert_int_equal(test_mapping_count("of_huge_pages"), 1);
     cox_importer_close(importer, import);
-    assert_int_equal(map_count("of_huge_pages"), 0);
+    assert_int_equal(test_mapping_count("of_huge_pages"), 0);
     cox_importer_free(importer);
     assert_int_equal(cox_exporter_put(exporter, &handle), 0);
 }

@@ -213,15 +213,14 @@ static void expect_no_writing(int fd)
 PLAIN_TEST(g1d_only_the_owner_can_ever_write)
 {
     struct both both;
-    char path[64];
 
     both_open(&both);
     give(&both, 2, 5, 'm');
-    expect_no_writing(cox_kv_blocks_info(both.blocks).fd);
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", cox_kv_blocks_info(both.blocks).fd);
-    const int again = test_own_fd(open(path, O_RDWR | O_CLOEXEC));
+    const int fd = cox_kv_blocks_info(both.blocks).fd;
+    expect_no_writing(fd);
+    const int again = test_own_fd(test_reopen(fd, O_RDWR));
     expect_no_writing(again);
-    assert_int_equal(open(path, O_RDWR | O_TRUNC | O_CLOEXEC), -1);
+    assert_int_equal(test_reopen(fd, O_RDWR | O_TRUNC), -1);
     assert_int_equal(copy(&both, 2, 5, NULL), 0);
     assert_int_equal(both.bytes[1], 'm');
     give(&both, 2, 6, 'n');
@@ -258,7 +257,8 @@ PLAIN_TEST(sparse_blocks_have_the_pages_that_are_reserved)
     uint8_t bytes[6400];
     assert_int_equal(cox_kv_view_copy(both.view, MANY - 1, 7, bytes, NULL), 0);
     assert_int_equal(bytes[6399], 'q');
-    expect_no_writing(cox_kv_blocks_info(both.blocks).fd);
+    const int fd = cox_kv_blocks_info(both.blocks).fd;
+    expect_no_writing(fd);
 }
 
 /* ---- a hostile owner ---- */
@@ -391,8 +391,7 @@ PLAIN_TEST(g1d_whatever_is_taken_during_a_copy_is_stale)
         atomic_store(&counts->struck, 0);
         cox_fault_arm(plans[way % 2]);
         pthread_t thread = test_thread(copying_main, &copying);
-        while (atomic_load(&counts->struck) == 0)
-            sched_yield();
+        AWAIT(atomic_load(&counts->struck));
         if (what == 0) /* other blocks, and positions behind the filled ones: disturbs no copy */
             give(&both, 2, 7, 'c');
         else if (what == 1)

@@ -21,9 +21,7 @@ static void begin(void)
 static struct cox_large_payload block_of(const char *socket_path, size_t size, uint8_t byte)
 {
     struct cox_large_payload block = {0};
-    struct cox_error err = {0};
-    if (cox_large_payload_reserve(&sender, socket_path, size, &block, &err))
-        fail_msg("%zu bytes: %s", size, err.text);
+    assert_ok(cox_large_payload_reserve(&sender, socket_path, size, &block, test_err()));
     assert_true(block.region.size >= size);
     memset(block.region.base, byte, size);
     return block;
@@ -72,11 +70,9 @@ TEST(m3_a_block_is_read_in_place)
     cox_large_payload_view_drop(&view);
     cox_large_payload_view_drop(&view);
     int fd = -1;
-    char path[64];
     assert_int_equal(cox_handle_open(&ref.handle, NULL, 0, &fd, NULL), 0);
     assert_int_equal(fcntl(fd, F_GETFL) & O_ACCMODE, O_RDONLY);
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    int writer = open(path, O_RDWR | O_CLOEXEC); /* a seal prevents writes */
+    int writer = test_reopen(fd, O_RDWR); /* a seal prevents writes */
     assert_true(writer >= 0);
     assert_int_equal(pwrite(writer, "x", 1, 0), -1);
     assert_int_equal(errno, EPERM);

@@ -317,8 +317,7 @@ LEAK_TEST(a_stopped_process_is_stopped_while_another_one_traces_it)
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     assert_int_equal(wrong, 0);
     kill(pid, SIGCONT);
-    while (cox_peer_stopped(pid))
-        sched_yield();
+    AWAIT(!cox_peer_stopped(pid));
     child_kill(pid);
 }
 
@@ -406,8 +405,7 @@ LEAK_TEST(processor_time_is_of_its_process)
     uint64_t own[2], others[2];
     pid_t pid = sleeper(NULL);
     kill(pid, SIGSTOP);
-    while (!cox_peer_stopped(pid))
-        sched_yield();
+    AWAIT(cox_peer_stopped(pid));
     assert_int_equal(cox_peer_cpu_time(pid, &others[0]), 0);
     assert_int_equal(cox_peer_cpu_time(getpid(), &own[0]), 0);
     do

@@ -50,6 +50,8 @@ static void failing_destroy(struct cox_domain_memory *memory)
 static int failing_copy_to(struct cox_domain_memory *memory, uint64_t offset, const void *host,
                            size_t size, struct cox_error *err)
 {
+    if (failing.copy_to)
+        return cox_fail(err, failing.copy_to, "no copies today");
     return cox_domain_host_functions.copy_to(memory, offset, host, size, err);
 }
 
@@ -73,20 +75,16 @@ const struct cox_domain_functions failing_functions = {
 struct cox_pool *pool_made(const struct cox_pool_options *options)
 {
     struct cox_pool *pool = NULL;
-    struct cox_error err = {0};
-    if (cox_pool_create(options, &pool, &err))
-        fail_msg("create: %d %s", err.code, err.text);
+    assert_ok(cox_pool_create(options, &pool, test_err()));
     return pool;
 }
 
 struct cox_pool *pool_attached(const struct cox_pool *pool)
 {
     struct cox_pool *attached = NULL;
-    struct cox_error err = {0};
     int fds[2];
     cox_pool_fds(pool, fds);
-    if (cox_pool_attach(fds, NULL, &attached, &err))
-        fail_msg("attach: %d %s", err.code, err.text);
+    assert_ok(cox_pool_attach(fds, NULL, &attached, test_err()));
     return attached;
 }
 
@@ -105,9 +103,7 @@ struct cox_pool *own_attached(const struct cox_pool *pool)
 struct cox_block_ref pool_allocated(struct cox_pool *pool, uint64_t size)
 {
     struct cox_block_ref ref = {0};
-    struct cox_error err = {0};
-    if (cox_pool_allocate(pool, size, &ref, &err))
-        fail_msg("allocate: %d %s", err.code, err.text);
+    assert_ok(cox_pool_allocate(pool, size, &ref, test_err()));
     return ref;
 }
 

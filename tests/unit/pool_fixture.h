@@ -14,7 +14,7 @@
 #define FAILING_KIND COX_DOMAIN_USER_FIRST
 struct failing {
     /* codes that the functions return; 0: they work */
-    int create, attach, commit;
+    int create, attach, commit, copy_to;
     uint32_t commit_count, decommit_count;
 };
 /* Adds the domain to a table, on top of the table's host domain. */

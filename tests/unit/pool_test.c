@@ -45,12 +45,9 @@ LEAK_TEST(h18_bad_options_are_refused)
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct cox_pool *pool = (struct cox_pool *)&fixed;
-        struct cox_error err = {0};
         struct cox_pool_options options = all[i].options;
         options.size = sizeof options;
-        int r = cox_pool_create(&options, &pool, &err);
-        if (r != COX_INVALID || !strstr(err.text, all[i].word))
-            fail_msg("%zu: %d %s", i, r, err.text);
+        assert_refused(cox_pool_create(&options, &pool, test_err()), COX_INVALID, all[i].word);
         assert_ptr_equal(pool, &fixed);
     }
 }
@@ -291,11 +288,10 @@ LEAK_TEST(h19_a_reader_reads_only)
     struct cox_block_ref ref = pool_allocated(pool, 8), none;
     const struct cox_pool_attach_options options = {.size = sizeof(struct cox_pool_attach_options),
                                                     .read_only = true};
-    char path[64], byte = 1;
+    char byte = 1;
     int fds[2];
     cox_pool_fds(pool, fds);
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fds[1]);
-    const int given[2] = {fds[0], test_own_fd(open(path, O_RDONLY | O_CLOEXEC))};
+    const int given[2] = {fds[0], test_own_fd(test_reopen(fds[1], O_RDONLY))};
     /* That fd is not writable, so attaching to write fails. */
     assert_refused(cox_pool_attach(given, NULL, &reader, test_err()), COX_DENIED, "");
     assert_ok(cox_pool_attach(given, &options, &reader, test_err()));
@@ -315,13 +311,12 @@ LEAK_TEST(h19_a_reader_reads_only)
 static int attach_result(int words, int blocks, const char *word)
 {
     struct cox_pool *pool = NULL;
-    struct cox_error err = {0};
     const int fds[2] = {words, blocks};
-    int r = cox_pool_attach(fds, NULL, &pool, &err);
+    int r = cox_pool_attach(fds, NULL, &pool, test_err());
     if (r == 0)
         cox_pool_free(pool);
-    else if (!strstr(err.text, word))
-        fail_msg("%d %s", r, err.text);
+    else
+        assert_contains(test_error.text, word);
     return r;
 }
 

@@ -147,35 +147,22 @@ static struct cox_prompts_status status_now(void)
     return status;
 }
 
-static void await_status(bool (*holds)(const struct cox_prompts_status *status))
+static bool is_all_free(void)
 {
-    uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
-    for (;;) {
-        const struct cox_prompts_status status = status_now();
-        if (holds(&status))
-            return;
-        if (cox_now_ns() > deadline_ns)
-            fail_msg("it never comes to that: %d waiting, %d running, %d unread, %u blocks free",
-                     (int)status.waiting, (int)status.running, (int)status.unread,
-                     status.free_blocks);
-        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
-    }
+    const struct cox_prompts_status status = status_now();
+    return status.running == 0 && status.waiting == 0 && status.holds == 0 &&
+           status.free_blocks == status.block_count;
 }
 
-static bool is_all_free(const struct cox_prompts_status *status)
+static bool is_busy(void)
 {
-    return status->running == 0 && status->waiting == 0 && status->holds == 0 &&
-           status->free_blocks == status->block_count;
+    return status_now().free_blocks < status_now().block_count;
 }
 
-static bool is_busy(const struct cox_prompts_status *status)
+static bool is_all_done(void)
 {
-    return status->free_blocks < status->block_count;
-}
-
-static bool is_all_done(const struct cox_prompts_status *status)
-{
-    return status->running == 0 && status->waiting == 0;
+    const struct cox_prompts_status status = status_now();
+    return status.running == 0 && status.waiting == 0;
 }
 
 QUEUE_TEST(clients_get_their_own_replies)
@@ -199,7 +186,7 @@ QUEUE_TEST(clients_get_their_own_replies)
             assert_int_equal(cox_prompt_queue_outstanding(clients[c]->client), 0);
             test_release(clients[c]);
         }
-        await_status(is_all_free);
+        AWAIT(is_all_free());
     }
     assert_int_equal(status_now().completed, 600);
     assert_int_equal(status_now().prompt_count_max, COX_PROMPT_QUEUE_PROMPT_COUNT_MAX);
@@ -258,7 +245,7 @@ QUEUE_TEST(a_client_with_many_prompts_does_not_delay_another_by_all_of_them)
     take(many);
     assert_int_equal(submit(many, count, 1, true), 0);
     assert_int_equal(submit(many, count, 1, true), COX_FULL);
-    await_status(is_all_done);
+    AWAIT(is_all_done());
     assert_int_equal(status_now().unread, COX_PROMPT_QUEUE_PROMPT_COUNT_MAX);
 }
 
@@ -298,13 +285,13 @@ QUEUE_TEST(what_is_given_up_frees_its_blocks)
         for (uint64_t i = 0; i < 3; i++)
             assert_int_equal(submit(stays, i, 20, false), 0);
         if (round % 2)
-            await_status(is_busy);
+            AWAIT(is_busy());
         cox_prompt_queue_cancel(gone->client);
         limit_set(UINT64_MAX);
         assert_int_equal(cox_prompt_queue_outstanding(gone->client), 0);
         for (int i = 0; i < 3; i++)
             expect_text(take(stays), 20);
-        await_status(is_all_free);
+        AWAIT(is_all_free());
         struct cox_prompt_output none;
         assert_int_equal(cox_prompt_queue_take(gone->client, &none), COX_EMPTY);
     }
@@ -317,10 +304,10 @@ QUEUE_TEST(what_is_given_up_runs_no_further)
     struct client *gone = client_new();
     for (uint64_t i = 0; i < 30; i++)
         assert_int_equal(submit(gone, i, 100, true), 0);
-    await_status(is_busy);
+    AWAIT(is_busy());
     cox_prompt_queue_cancel(gone->client);
     limit_set(20); /* they would need a hundred */
-    await_status(is_all_free);
+    AWAIT(is_all_free());
     assert_int_equal(status_now().cancelled, 30);
     limit_set(UINT64_MAX);
 }
@@ -477,9 +464,9 @@ QUEUE_TEST(m13_prompts_count_as_uses_until_they_are_done)
     for (uint64_t i = 0; i < 40; i++)
         assert_int_equal(submit_with(other, i, 100, true, "a"), 0);
     assert_int_equal(uses_of(lora, "a"), 40);
-    await_status(is_busy);
+    AWAIT(is_busy());
     test_release(other);
-    await_status(is_all_free);
+    AWAIT(is_all_free());
     assert_int_equal(uses_of(lora, "a"), 0);
 }
 
@@ -511,7 +498,7 @@ QUEUE_TEST(m13_the_end_gives_all_adapters_back)
     client = client_new();
     for (uint64_t i = 0; i < 50; i++)
         assert_int_equal(submit_with(client, i, 100, true, "a"), 0);
-    await_status(is_busy);
+    AWAIT(is_busy());
     cox_prompt_queue_stop(queue, NULL);
     assert_int_equal(uses_of(lora, "a"), 0);
 }
@@ -573,7 +560,7 @@ QUEUE_TEST(m11_a_pulled_prompt_goes_on_with_the_same_text)
     }
     assert_int_equal(executor->token_count_max, 1); /* of no prompt was anything computed */
     assert_int_equal(status_now().transfer.succeeded, 11);
-    await_status(is_all_free);
+    AWAIT(is_all_free());
 }
 
 static int32_t fails_twice(uint64_t number)
@@ -602,7 +589,7 @@ QUEUE_TEST(m11_a_pull_that_fails_is_tried_again_and_then_computed)
     assert_true(result->recomputed);
     assert_int_equal(status_now().recomputed, 1);
     assert_int_equal(executor->pull_count, 6);
-    await_status(is_all_free);
+    AWAIT(is_all_free());
 }
 
 QUEUE_TEST(p9_a_client_that_leaves_during_a_pull_leaves_no_block)
@@ -611,11 +598,10 @@ QUEUE_TEST(p9_a_client_that_leaves_during_a_pull_leaves_no_block)
     submit_pulled(client, 9, 5);
     struct fixture_pull pull = executor_await_pull(executor);
     test_release(client);
-    while (status_now().transfer.cancelled == 0 || status_now().running)
-        ;
+    AWAIT(status_now().transfer.cancelled && !status_now().running);
     assert_int_equal(status_now().transfer.quarantined_blocks, 3);
     executor_complete_pull(executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
-    await_status(is_all_free);
+    AWAIT(is_all_free());
     assert_int_equal(status_now().transfer.late_results, 1);
 }
 
@@ -643,39 +629,33 @@ QUEUE_TEST(m10_a_hold_is_its_clients)
     int64_t id = result->hold->sequence;
     assert_int_equal(cox_prompt_queue_release(other->client, id), 0);
     assert_int_equal(cox_prompt_queue_find_hold(queue, id + 1, &found, test_err()), COX_NOT_FOUND);
-    while (cox_prompt_queue_find_hold(queue, id, &found, NULL))
-        ;
+    AWAIT(cox_prompt_queue_find_hold(queue, id, &found, NULL) == 0);
     assert_int_equal(found->blocks[2], result->hold->blocks[2]);
     free(found);
     assert_int_equal(cox_prompt_queue_release(client->client, id), 0);
-    await_status(is_all_free);
+    AWAIT(is_all_free());
     /* And what it has not released goes with it. */
     assert_int_equal(submit_held(client, 10), 0);
     assert_non_null(take(client)->hold);
     test_release(client);
-    await_status(is_all_free);
+    AWAIT(is_all_free());
 }
 
 QUEUE_TEST(m10_holds_that_a_cancel_dropped_unheard_are_released)
 {
     for (uint64_t index = 0; index < 3; index++)
         assert_int_equal(submit_held(client, index), 0);
-    while (status_now().unread < 3) /* done, and not taken */
-        ;
+    AWAIT(status_now().unread == 3); /* done, and not taken */
     cox_prompt_queue_cancel(client->client);
-    await_status(is_all_free); /* although the client stays */
+    AWAIT(is_all_free()); /* although the client stays */
 }
 
-static void await_submit(void)
+static bool is_submitted(void)
 {
-    const uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
-    bool submitted = false;
-    while (!submitted) {
-        assert_true(cox_now_ns() < deadline_ns);
-        pthread_mutex_lock(&executor->lock);
-        submitted = executor->submit_count > 0;
-        pthread_mutex_unlock(&executor->lock);
-    }
+    pthread_mutex_lock(&executor->lock);
+    const bool submitted = executor->submit_count > 0;
+    pthread_mutex_unlock(&executor->lock);
+    return submitted;
 }
 
 QUEUE_TEST(m10_orders_to_release_have_a_bound)
@@ -687,7 +667,7 @@ QUEUE_TEST(m10_orders_to_release_have_a_bound)
         assert_int_equal(cox_prompt_queue_release(client->client, 7), 0);
     executor->script.silent = true; /* a step that does not end */
     assert_int_equal(submit_held(client, 1), 0);
-    await_submit();
+    AWAIT(is_submitted());
     int r;
     while ((r = cox_prompt_queue_release(client->client, 7)) == 0 && count < 100000)
         count++;

@@ -517,10 +517,9 @@ PLAIN_TEST(m18_bytes_of_any_kind_are_refused_or_read)
 
 /* ---- files ---- */
 
-static char folder[] = "/tmp/cox_recorder_XXXXXX";
-
 PLAIN_TEST(a_rank_records_in_the_file_that_it_is_told)
 {
+    const char *folder = test_folder();
     char path[COX_RECORDER_PATH_SIZE];
     struct cox_recorder *own = NULL;
     int file_fd = -1;
@@ -548,11 +547,11 @@ PLAIN_TEST(a_rank_records_in_the_file_that_it_is_told)
     munmap(memory, block_size());
     cox_recorder_unref(own);
     close(file_fd);
-    unlink(path);
 }
 
 PLAIN_TEST(crash_files_are_bounded_and_whole)
 {
+    const char *folder = test_folder();
     _cox_cleanup_(cox_recording_freep) CoxswainRecording__Recording *made =
         cox_recording_new("g", "death", "rank 1 died", 2);
     struct cox_error err = {0};
@@ -597,14 +596,4 @@ PLAIN_TEST(crash_files_are_bounded_and_whole)
         cox_recording_write("/proc/none", "g", "death", (const uint8_t *)"x", 1, path, test_err()),
         -ENOENT, "/proc/none");
     assert_int_equal(cox_recording_of_rings(folder, "none", &read, &err), COX_NOT_FOUND);
-}
-
-int main(void)
-{
-    if (!mkdtemp(folder))
-        return 1;
-    int failed = test_run(NULL, NULL);
-    char command[128];
-    snprintf(command, sizeof command, "rm -r %s", folder);
-    return system(command) || failed;
 }

@@ -46,7 +46,7 @@ static int open_fixture(void **state)
 {
     (void)state;
     for (uint32_t i = 0; i < 2; i++) {
-        f.folders[i] = fixture_directory();
+        f.folders[i] = test_folder();
         fixture_write_model(f.folders[i], &small, 7 + i, 1);
     }
     f.executor = executor_new();
@@ -146,11 +146,9 @@ static void *replace_main(void *context)
 /* On return it is NEXT. */
 static void replace_start(struct replacement *replacement, const char *folder)
 {
-    const struct timespec pause = {.tv_nsec = 100000};
     *replacement = (struct replacement){.folder = folder, .timeout_ms = PATIENCE_MS};
     assert_int_equal(pthread_create(&replacement->thread, NULL, replace_main, replacement), 0);
-    while (!cox_shared_weights_pending(f.weights))
-        nanosleep(&pause, NULL);
+    AWAIT(cox_shared_weights_pending(f.weights));
 }
 
 static int replace_join(struct replacement *replacement)

@@ -17,8 +17,7 @@ PLAIN_TEST(a_process_that_does_not_end_gets_its_signal_again)
     signals.end_ms = 10;
     assert_int_equal(cox_signals_start(&signals, taken, NULL, &count, NULL), 0);
     kill(getpid(), SIGTERM);
-    while (atomic_load(&count) < 3)
-        sched_yield();
+    AWAIT(atomic_load(&count) >= 3);
     cox_signals_end(&signals);
 }
 
@@ -29,8 +28,7 @@ PLAIN_TEST(a_signal_counts_once_until_then)
     assert_int_equal(signals.end_ms, 20000);
     assert_int_equal(cox_signals_start(&signals, taken, NULL, &count, NULL), 0);
     kill(getpid(), SIGTERM);
-    while (atomic_load(&count) == 0)
-        sched_yield();
+    AWAIT(atomic_load(&count));
     cox_signals_end(&signals);
     assert_int_equal(count, 1);
 }

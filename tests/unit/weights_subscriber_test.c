@@ -26,13 +26,6 @@ static int image_of(uint8_t value)
     return test_own_fd(fd);
 }
 
-static int reopened(int fd)
-{
-    char path[64];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    return test_own_fd(open(path, O_RDWR | O_CLOEXEC)); /* the user may; it is of no use */
-}
-
 static void expect_unchangeable(int fd)
 {
     static const uint8_t bytes[16] = {1};
@@ -47,7 +40,7 @@ static void expect_unchangeable(int fd)
 LEAK_TEST(g1c_an_image_cannot_be_changed)
 {
     struct cox_region region = {0};
-    int fd = image_of(7), again = reopened(fd);
+    int fd = image_of(7), again = test_own_fd(test_reopen(fd, O_RDWR));
     assert_int_equal(fcntl(fd, F_GETFL) & O_ACCMODE, O_RDONLY);
     assert_int_equal(fcntl(fd, F_GET_SEALS) & ALL_SEALS, ALL_SEALS);
     expect_unchangeable(fd);
@@ -68,7 +61,7 @@ LEAK_TEST(g1c_an_image_is_written_by_its_creator_alone)
     struct cox_region region = {0};
     int fd = -1;
     assert_int_equal(cox_region_create_image(&region, LABEL, SIZE, &fd, &error), 0);
-    int again = reopened(fd);
+    int again = test_own_fd(test_reopen(fd, O_RDWR));
     assert_int_equal(pwrite(again, bytes, sizeof bytes, 0), -1);
     assert_ptr_equal(mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, again, 0), MAP_FAILED);
     /* One more, which this process makes of its own. */
@@ -165,19 +158,6 @@ LEAK_TEST(what_is_no_image_is_refused)
 static struct cox_exporter *exporter;
 static struct cox_weights_subscriber *weights;
 
-/* Mappings of images that this process has. */
-static uint32_t mapped(void)
-{
-    char line[512];
-    uint32_t count = 0;
-    FILE *maps = fopen("/proc/self/maps", "re");
-    assert_non_null(maps);
-    while (fgets(line, sizeof line, maps))
-        count += strstr(line, "memfd:" LABEL) != NULL;
-    fclose(maps);
-    return count;
-}
-
 static struct cox_weights_candidate candidate_of(uint64_t version, uint8_t value)
 {
     struct cox_weights_candidate candidate = {.version = version, .size = SIZE};
@@ -223,7 +203,7 @@ LEAK_TEST(a_rank_goes_from_version_to_version)
 
     assert_int_equal(take(2, &second, &value), 0);
     assert_int_equal(value, 22);
-    assert_int_equal(mapped(), 2);
+    assert_int_equal(test_mapping_count("memfd:" LABEL), 2);
     assert_int_equal(take(2, NULL, &value), 0); /* the step is repeated */
     assert_int_equal(cox_weights_subscriber_version(weights), 1);
 
@@ -232,7 +212,7 @@ LEAK_TEST(a_rank_goes_from_version_to_version)
     assert_int_equal(take(3, &first, &value), 0);
     assert_int_equal(value, 11);
     assert_int_equal(cox_weights_subscriber_version(weights), 3);
-    assert_int_equal(mapped(), 1);
+    assert_int_equal(test_mapping_count("memfd:" LABEL), 1);
     cox_weights_subscriber_commit(weights);
     assert_int_equal(cox_weights_subscriber_version(weights), 3);
 
@@ -240,14 +220,14 @@ LEAK_TEST(a_rank_goes_from_version_to_version)
     second.version = 4;
     assert_int_equal(take(4, &second, &value), 0);
     cox_weights_subscriber_commit(weights);
-    assert_int_equal(mapped(), 1);
+    assert_int_equal(test_mapping_count("memfd:" LABEL), 1);
     /* And withdrawn after this rank has switched. */
     first.version = 5;
     assert_int_equal(take(5, &first, &value), 0);
     cox_weights_subscriber_commit(weights);
     assert_int_equal(value, 11);
     assert_int_equal(cox_weights_subscriber_version(weights), 5);
-    assert_int_equal(mapped(), 1);
+    assert_int_equal(test_mapping_count("memfd:" LABEL), 1);
     assert_int_equal(fd_count(), fds);
 
     /* What the coordinator has let go is not to be had, and what the rank has stays. */
@@ -258,7 +238,7 @@ LEAK_TEST(a_rank_goes_from_version_to_version)
     assert_int_equal(take(5, NULL, &value), 0);
     assert_int_equal(value, 11);
     weights = cox_weights_subscriber_free(weights);
-    assert_int_equal(mapped(), 0);
+    assert_int_equal(test_mapping_count("memfd:" LABEL), 0);
     exporter = cox_exporter_free(exporter);
 }
 
@@ -284,7 +264,7 @@ LEAK_TEST(an_offer_that_is_none_changes_nothing)
     bad.size = SIZE;
     assert_int_equal(take(2, &bad, &value), COX_DENIED);
     assert_int_equal(cox_weights_subscriber_version(weights), 1);
-    assert_int_equal(mapped(), 1);
+    assert_int_equal(test_mapping_count("memfd:" LABEL), 1);
     weights = cox_weights_subscriber_free(weights);
     exporter = cox_exporter_free(exporter);
 }
