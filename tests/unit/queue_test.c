@@ -1,5 +1,6 @@
 /* A queue within one process: what is copied, which subscriber gets what, and when blocks are
  * unpinned. */
+#include "pool_fixture.h"
 #include "queue_fixture.h"
 
 #include "memory/domain/domain_table.h"
@@ -294,41 +295,9 @@ TEST(h6_h12_a_message_has_a_copy_in_each_of_32_domains)
 
 /* ---- a domain that fails ---- */
 
-static struct {
-    int commit, copy_to;
-} failing;
-static struct cox_domain_functions failing_functions;
-
-static int failing_create(void *context, uint32_t device, uint64_t size, bool on_demand,
-                          struct cox_domain_memory **ret_memory, struct cox_error *err)
-{
-    int r = cox_domain_bounce_functions.create(context, device, size, on_demand, ret_memory, err);
-    if (r == 0)
-        (*ret_memory)->functions = &failing_functions;
-    return r;
-}
-
-static int failing_commit(struct cox_domain_memory *memory, uint64_t offset, uint64_t size,
-                          struct cox_error *err)
-{
-    return failing.commit ? cox_fail(err, failing.commit, "no memory today")
-                          : cox_domain_bounce_functions.commit(memory, offset, size, err);
-}
-
-static int failing_copy_to(struct cox_domain_memory *memory, uint64_t offset, const void *bytes,
-                           size_t size, struct cox_error *err)
-{
-    return failing.copy_to ? cox_fail(err, failing.copy_to, "no copies today")
-                           : cox_domain_bounce_functions.copy_to(memory, offset, bytes, size, err);
-}
-
 static struct cox_pool *failing_pool(void)
 {
-    memset(&failing, 0, sizeof failing);
-    failing_functions = cox_domain_bounce_functions;
-    failing_functions.create = failing_create;
-    failing_functions.commit = failing_commit;
-    failing_functions.copy_to = failing_copy_to;
+    failing = (struct failing){0};
     assert_int_equal(cox_domains_add(domains, OWN_KIND, 1, &failing_functions, NULL, NULL), 0);
     return pool_on(domains, (struct cox_domain_id){OWN_KIND, 0}, true);
 }
@@ -396,15 +365,9 @@ TEST(h5_what_cannot_be_reached_is_reported_once)
     assert_int_equal(fixture_used(host), 0);
 }
 
-static uint32_t fds_open(void)
+static int fds_open(void)
 {
-    uint32_t count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    assert_non_null(folder);
-    while (readdir(folder))
-        count++;
-    closedir(folder);
-    return count;
+    return test_entry_count("/proc/self/fd", "", "");
 }
 
 /* Short-lived publishers, each with a pool of its own. */
@@ -412,7 +375,7 @@ TEST(h13_b15_pools_that_are_over_do_not_pile_up)
 {
     struct cox_subscriber *stays = strange_subscriber();
     struct cox_message kept = {0};
-    uint32_t open = 0;
+    int open = 0;
     for (uint64_t turn = 1; turn <= 100; turn++) {
         struct cox_exporter *exporter = NULL;
         assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
