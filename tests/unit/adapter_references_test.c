@@ -2,11 +2,9 @@
  * adapter_references: names are counted by the sequences that have them, from their announcement
  * until nothing can bring them back; alone, and in the table.
  */
-#include "table_request.h"
+#include "table_fixture.h"
 
 #include "worker/sequences/adapter_references.h"
-#include "worker/sequences/table.h"
-#include "tests/lib/test.h"
 
 #define PATIENCE_MS 30000
 
@@ -130,48 +128,17 @@ PLAIN_TEST(m13_a_close_waits_for_the_last_one)
 
 /* ---- in the table ---- */
 
-static struct cox_table *table;
-static struct cox_adapter_references *table_references;
-static const struct cox_batch *batch;
-static struct cox_error err;
-static uint64_t sequence;
-static const int32_t numbers[] = {3, 4, 5, 6, 7};
-
-static int table_setup(void **state)
+static struct cox_adapter_references *table_references(void)
 {
-    (void)state;
-    request_reset();
-    sequence = 0;
-    if (cox_table_new(8, 64, &table))
-        return -1;
-    table_references = cox_table_adapter_references(table);
-    return 0;
+    return cox_table_adapter_references(f.table);
 }
 
-static int table_teardown(void **state)
-{
-    (void)state;
-    table = cox_table_free(table);
-    return 0;
-}
-
-#define TABLE_TEST(name) TEST_WITH(name, table_setup, table_teardown)
-
-static int apply(const Request *request)
-{
-    struct cox_batch_output *outputs;
-    err = (struct cox_error){0};
-    int r = cox_table_apply(table, ++sequence, request, &batch, &outputs, &err);
-    for (uint32_t i = 0; r == 0 && i < batch->row_count; i++)
-        outputs[i].token = 1;
-    return r;
-}
-
-/* Applies and commits. */
-static void advance(const Request *request)
+/* Applies the step, which is computed. */
+static void compute(const Request *request)
 {
     assert_int_equal(apply(request), 0);
-    cox_table_commit(table);
+    for (uint32_t i = 0; i < f.batch->row_count; i++)
+        f.outputs[i].token = 1;
 }
 
 static void announce(Request *request, uint32_t slot, int64_t id, const char *lora)
@@ -184,10 +151,10 @@ static void announce(Request *request, uint32_t slot, int64_t id, const char *lo
 
 static uint32_t count_of(const char *name)
 {
-    return cox_adapter_references_count(table_references, name);
+    return cox_adapter_references_count(table_references(), name);
 }
 
-TABLE_TEST(m13_rows_name_the_adapter_they_were_announced_with)
+TEST(m13_rows_name_the_adapter_they_were_announced_with)
 {
     Request *request = packed_new(COX_FORWARD_PREFILL, 0);
     announce(request, 0, 10, "a");
@@ -195,127 +162,125 @@ TABLE_TEST(m13_rows_name_the_adapter_they_were_announced_with)
     announce(request, 2, 12, "b");
     announce(request, 3, 13, "a");
     announce(request, 4, 14, "");
-    assert_int_equal(apply(request), 0);
-    assert_string_equal(batch->rows[0].lora_id, "a");
-    assert_null(batch->rows[1].lora_id);
-    assert_string_equal(batch->rows[2].lora_id, "b");
-    assert_ptr_equal(batch->rows[3].lora_id, batch->rows[0].lora_id);
-    assert_null(batch->rows[4].lora_id);
+    compute(request);
+    assert_string_equal(f.batch->rows[0].lora_id, "a");
+    assert_null(f.batch->rows[1].lora_id);
+    assert_string_equal(f.batch->rows[2].lora_id, "b");
+    assert_ptr_equal(f.batch->rows[3].lora_id, f.batch->rows[0].lora_id);
+    assert_null(f.batch->rows[4].lora_id);
     assert_int_equal(count_of("a"), 2);
-    cox_table_commit(table);
-    request = packed_new(COX_FORWARD_DECODE, sequence);
+    cox_table_commit(f.table);
+    request = packed_new(COX_FORWARD_DECODE, f.sequence);
     packed_finish(request, 0);
     packed_row(request, 3, 3, 1);
-    assert_int_equal(apply(request), 0);
-    assert_string_equal(batch->rows[0].lora_id, "a");
+    compute(request);
+    assert_string_equal(f.batch->rows[0].lora_id, "a");
     /* It can come back until the step has succeeded. */
     assert_int_equal(count_of("a"), 2);
-    cox_table_commit(table);
+    cox_table_commit(f.table);
     assert_int_equal(count_of("a"), 1);
-    cox_table_clear(table);
+    cox_table_clear(f.table);
     assert_int_equal(count_of("a") + count_of("b"), 0);
 }
 
-TABLE_TEST(m13_a_step_that_is_reverted_changes_no_count)
+TEST(m13_a_step_that_is_reverted_changes_no_count)
 {
     Request *request = packed_new(COX_FORWARD_PREFILL, 0);
     announce(request, 0, 10, "a");
-    advance(request);
-    request = packed_new(COX_FORWARD_PREFILL, sequence);
+    advance(request, 1);
+    request = packed_new(COX_FORWARD_PREFILL, f.sequence);
     packed_finish(request, 0);
     announce(request, 1, 11, "a");
     announce(request, 2, 12, "b");
-    assert_int_equal(apply(request), 0);
+    compute(request);
     assert_int_equal(count_of("a"), 2);
-    cox_table_revert(table);
+    cox_table_revert(f.table);
     assert_int_equal(count_of("a"), 1);
     assert_int_equal(count_of("b"), 0);
     const uint32_t *slots;
     const int64_t ids[] = {10};
     uint32_t count;
-    cox_table_cleanup(table, ids, 1, &slots, &count);
+    cox_table_cleanup(f.table, ids, 1, &slots, &count);
     assert_int_equal(count_of("a"), 0);
 }
 
-TABLE_TEST(m13_sequences_of_a_closed_name_are_refused_but_those_there_are)
+TEST(m13_sequences_of_a_closed_name_are_refused_but_those_there_are)
 {
     uint32_t count;
     Request *request = packed_new(COX_FORWARD_PREFILL, 0);
     announce(request, 0, 10, "a");
-    advance(request);
+    advance(request, 1);
     /* Only an adapter without users is closed for good; so that it stays closed, an unused one is
      * closed. */
-    assert_int_equal(cox_adapter_references_close(table_references, "b", 0, NULL, NULL, &count), 0);
-    request = packed_new(COX_FORWARD_PREFILL, sequence);
+    assert_int_equal(cox_adapter_references_close(table_references(), "b", 0, NULL, NULL, &count),
+                     0);
+    request = packed_new(COX_FORWARD_PREFILL, f.sequence);
     announce(request, 1, 11, "b");
-    assert_int_equal(apply(request), COX_BUSY);
-    assert_contains(err.text, "announced 0: the LoRA adapter 'b' is being unloaded");
+    refuse(request, COX_BUSY);
+    assert_contains(f.err.text, "announced 0: the LoRA adapter 'b' is being unloaded");
     assert_int_equal(count_of("b"), 0);
-    cox_adapter_references_open(table_references, "b");
-    request = packed_new(COX_FORWARD_PREFILL, cox_table_base(table));
+    cox_adapter_references_open(table_references(), "b");
+    request = packed(COX_FORWARD_PREFILL);
     announce(request, 1, 11, "b");
-    advance(request);
+    advance(request, 1);
     char name[COX_LORA_NAME_LENGTH_MAX + 2];
     memset(name, 'x', sizeof name);
     name[sizeof name - 1] = '\0';
-    request = packed_new(COX_FORWARD_PREFILL, cox_table_base(table));
+    request = packed(COX_FORWARD_PREFILL);
     announce(request, 2, 12, name);
-    assert_int_equal(apply(request), COX_TOO_LARGE);
-    assert_contains(err.text, "lora_id of 129 bytes");
+    refuse(request, COX_TOO_LARGE);
+    assert_contains(f.err.text, "lora_id of 129 bytes");
 }
 
 /* All is announced anew while the adapter is waited for: live sequences continue, with the same
  * adapter or as a new use. */
-TABLE_TEST(m13_live_sequences_are_announced_again_under_a_closed_name)
+TEST(m13_live_sequences_are_announced_again_under_a_closed_name)
 {
-    struct closing closing = {.references = table_references, .result = -1};
+    struct closing closing = {.references = table_references(), .result = -1};
     struct cox_adapter_reference *reference;
     Request *request = packed_new(COX_FORWARD_PREFILL, 0);
     announce(request, 0, 10, "a");
     announce(request, 1, 11, "b");
-    advance(request);
+    advance(request, 1);
     pthread_t thread = test_thread(close_main, &closing);
-    while (cox_adapter_references_take(table_references, "a", &reference) == 0)
-        cox_adapter_references_give(table_references, reference);
+    while (cox_adapter_references_take(table_references(), "a", &reference) == 0)
+        cox_adapter_references_give(table_references(), reference);
     request = packed_new(COX_FORWARD_PREFILL, 0);
     announce(request, 0, 10, "a");
     announce(request, 1, 11, "a");
-    assert_int_equal(apply(request), COX_BUSY);
+    refuse(request, COX_BUSY);
     request = packed_new(COX_FORWARD_PREFILL, 0);
     announce(request, 0, 10, "a");
     announce(request, 1, 11, "b");
-    assert_int_equal(apply(request), 0);
-    assert_string_equal(batch->rows[0].lora_id, "a");
-    cox_table_commit(table);
+    compute(request);
+    assert_string_equal(f.batch->rows[0].lora_id, "a");
+    cox_table_commit(f.table);
     assert_int_equal(count_of("a"), 1);
     assert_false(atomic_load(&closing.over));
-    cox_table_clear(table);
+    cox_table_clear(f.table);
     pthread_join(thread, NULL);
     assert_int_equal(closing.result, 0);
 }
 
 /* The nested form, and a sequence that is copied because its tables change. */
-TABLE_TEST(m13_nested_prompts_name_adapters)
+TEST(m13_nested_prompts_name_adapters)
 {
     Request *request = request_new(COX_FORWARD_PREFILL);
-    Metadata *metadata = nested_add(request, "r1", 10, true);
-    metadata->has_prompt_token_ids = 1;
-    metadata->prompt_token_ids = nested_bytes(numbers, 3);
-    nested_table(metadata, numbers, 2);
+    Metadata *metadata = nested_prompt(request, "r1", 10, 3, 2);
     metadata->lora_id = (char *)(uintptr_t) "a";
-    assert_int_equal(apply(request), 0);
-    assert_string_equal(batch->rows[0].lora_id, "a");
-    cox_table_commit(table);
+    compute(request);
+    assert_string_equal(f.batch->rows[0].lora_id, "a");
+    cox_table_commit(f.table);
     request = request_new(COX_FORWARD_DECODE);
     metadata = nested_add(request, "r1", 10, false);
     nested_table(metadata, numbers + 2, 2);
-    assert_int_equal(apply(request), 0);
-    assert_string_equal(batch->rows[0].lora_id, "a");
+    compute(request);
+    assert_string_equal(f.batch->rows[0].lora_id, "a");
     assert_int_equal(count_of("a"), 2); /* the one before is kept */
-    cox_table_commit(table);
+    cox_table_commit(f.table);
     assert_int_equal(count_of("a"), 1);
     request = request_new(COX_FORWARD_DECODE);
     nested_finish(request, "r1");
-    advance(request);
+    advance(request, 1);
     assert_int_equal(count_of("a"), 0);
 }

@@ -1,7 +1,7 @@
 # Steps in both forms, what they allocate, their digests, and random ones against a model.
-foreach(part steps nested memory digests random)
-    cox_unit_test(NAME table_${part} TIER quick
-        SOURCES ${CMAKE_CURRENT_LIST_DIR}/table_${part}_test.c
+foreach(test table_steps table_nested table_memory table_digests table_random adapter_references)
+    cox_unit_test(NAME ${test} TIER quick
+        SOURCES ${CMAKE_CURRENT_LIST_DIR}/${test}_test.c
                 ${CMAKE_CURRENT_LIST_DIR}/table_fixture.c
                 ${CMAKE_CURRENT_LIST_DIR}/table_model.c
                 ${CMAKE_CURRENT_LIST_DIR}/table_request.c
@@ -9,10 +9,6 @@ foreach(part steps nested memory digests random)
 endforeach()
 cox_unit_test(NAME pause TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/pause_test.c
-    LIBS coxswain_worker_lib)
-cox_unit_test(NAME adapter_references TIER quick
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/adapter_references_test.c
-            ${CMAKE_CURRENT_LIST_DIR}/table_request.c
     LIBS coxswain_worker_lib)
 cox_unit_test(NAME weights_subscriber TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/weights_subscriber_test.c ${CMAKE_CURRENT_LIST_DIR}/channel_fixture.c
