@@ -233,30 +233,19 @@ static int arena_free(void **state)
 
 #define ARENA_TEST(name) TEST_WITH(name, arena_new, arena_free)
 
-ARENA_TEST(random_steps_there_and_back)
+ARENA_TEST(random_steps_and_replies_there_and_back)
 {
     struct cox_arena *arena = *state;
-    static struct request_parts p;
-    for (int i = 0; i < RANDOM_COUNT; i++) {
-        request_fill(&p);
-        assert_true(check_pack(&p.request.base));
-        static uint8_t bytes[FRAME_SIZE];
-        size_t size = protobuf_c_message_pack(&p.request.base, bytes);
-        assert_true(check_unpack(p.request.base.descriptor, arena, bytes, size));
-        cox_arena_reset(arena);
-    }
-}
-
-ARENA_TEST(random_replies_there_and_back)
-{
-    struct cox_arena *arena = *state;
-    static struct response_parts p;
-    for (int i = 0; i < RANDOM_COUNT; i++) {
-        response_fill(&p);
-        assert_true(check_pack(&p.response.base));
-        static uint8_t bytes[FRAME_SIZE];
-        size_t size = protobuf_c_message_pack(&p.response.base, bytes);
-        assert_true(check_unpack(p.response.base.descriptor, arena, bytes, size));
+    static struct request_parts q;
+    static struct response_parts a;
+    static uint8_t bytes[FRAME_SIZE];
+    for (int i = 0; i < 2 * RANDOM_COUNT; i++) {
+        const ProtobufCMessage *message = i % 2 ? &q.request.base : &a.response.base;
+        request_fill(&q);
+        response_fill(&a);
+        assert_true(check_pack(message));
+        assert_true(check_unpack(message->descriptor, arena, bytes,
+                                 protobuf_c_message_pack(message, bytes)));
         cox_arena_reset(arena);
     }
 }
