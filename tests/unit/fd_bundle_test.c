@@ -43,9 +43,7 @@ LEAK_TEST(what_is_handed_down_is_taken)
 static void refused(int first, uint32_t count, int expected, const char *text)
 {
     struct cox_fd_bundle bundle;
-    struct cox_error err = {0};
-    assert_int_equal(cox_fd_bundle_take(&bundle, first, count, &err), expected);
-    assert_contains(err.text, text);
+    assert_refused(cox_fd_bundle_take(&bundle, first, count, test_err()), expected, text);
     for (int i = 0; i < COX_FD_BUNDLE_COUNT; i++)
         assert_int_equal(bundle.fds[i], -1);
     cox_fd_bundle_close(&bundle);

@@ -18,12 +18,10 @@ static void refused(uint32_t rank_count, const struct cox_geometry_choice *choic
                     const char *b)
 {
     struct cox_geometry geometry, before;
-    struct cox_error err = {0};
     memset(&geometry, 0x5a, sizeof geometry);
     before = geometry;
-    assert_int_equal(cox_geometry_resolve(rank_count, choice, &geometry, &err), COX_INVALID);
-    if (!strstr(err.text, a) || !strstr(err.text, b))
-        fail_msg("expected '%s' and '%s' in '%s'", a, b, err.text);
+    assert_refused(cox_geometry_resolve(rank_count, choice, &geometry, test_err()), COX_INVALID, a);
+    assert_contains(test_error.text, b);
     assert_memory_equal(&geometry, &before, sizeof geometry);
     assert_int_equal(cox_geometry_resolve(rank_count, choice, &geometry, NULL), COX_INVALID);
 }

@@ -15,10 +15,9 @@ static const struct cox_hello worker = {
 
 static int parse(const uint8_t *frame, struct cox_hello *hello, const char *text)
 {
-    struct cox_error err = {0};
-    int r = cox_hello_parse(frame, hello, &err);
-    assert_int_equal(err.code, r);
-    assert_contains(err.text, text);
+    int r = cox_hello_parse(frame, hello, test_err());
+    assert_int_equal(test_error.code, r);
+    assert_contains(test_error.text, text);
     return r;
 }
 

@@ -70,13 +70,13 @@ static void must_refuse(const struct group *group, uint32_t rank, uint64_t s, ui
     size_t length = 77;
     bool failed = true;
     char who[32];
-    struct cox_error err = {0};
     memset(buffer, 0xee, sizeof buffer);
-    int r = fetch(group, rank, s, incarnation, buffer, buffer_size, &length, &failed, &err);
     snprintf(who, sizeof who, "rank %u ", rank);
-    if (r != code || err.code != code || !strstr(err.text, a) || !strstr(err.text, b) ||
-        !strstr(err.text, who))
-        fail_msg("expected %d with '%s' and '%s', got %d '%s'", code, a, b, r, err.text);
+    assert_refused(
+        fetch(group, rank, s, incarnation, buffer, buffer_size, &length, &failed, test_err()), code,
+        who);
+    assert_contains(test_error.text, a);
+    assert_contains(test_error.text, b);
     assert_true(length == 77 && failed);
     for (size_t i = 0; i < sizeof buffer; i++)
         assert_int_equal(buffer[i], 0xee);

@@ -122,9 +122,8 @@ static uint64_t submit(void)
 
 static void reply(uint32_t rank, uint64_t sequence)
 {
-    struct cox_error err = {0};
-    if (host->reply(executor, COX_CHANNEL_EXECUTE, rank, sequence, "told", 4, false, &err))
-        fail_msg("%s", err.text);
+    assert_ok(
+        host->reply(executor, COX_CHANNEL_EXECUTE, rank, sequence, "told", 4, false, test_err()));
 }
 
 static void collect(struct cox_completion completions[DEPTH], uint32_t *ret_count)

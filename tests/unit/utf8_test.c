@@ -57,10 +57,8 @@ static size_t string_count;
 
 static void check_refused(const Coxswain__ExecuteRequest *request, const char *path)
 {
-    struct cox_error err = {0};
-    if (cox_utf8_check_request(request, &err) != COX_INVALID || !strstr(err.text, path) ||
-        !strstr(err.text, "0xff at offset 4"))
-        fail_msg("%s: %s", path, err.text);
+    assert_refused(cox_utf8_check_request(request, test_err()), COX_INVALID, path);
+    assert_contains(test_error.text, "0xff at offset 4");
 }
 
 /* One message of each kind in turn, with a bad string in each of its fields in turn. */
