@@ -5,9 +5,6 @@ foreach(module base named semaphore region geometry spin gate control request re
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/${module}_test.c ${channel_fixture}
         LIBS coxswain_channel)
 endforeach()
-cox_unit_test(NAME options TIER quick
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/options_test.c ${channel_fixture}
-    LIBS coxswain_worker_lib)
 cox_unit_test(NAME sized_options TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/sized_options_test.c
     LIBS coxswain_memory coxswain_coordinator coxswain_worker_lib)

@@ -1,8 +1,4 @@
-cox_unit_test(NAME cgroup TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/cgroup_test.c
-    LIBS coxswain_commands)
 cox_unit_test(NAME signals TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/signals_test.c
-    LIBS coxswain_commands)
-cox_unit_test(NAME tokenizer TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/tokenizer_test.c
     LIBS coxswain_commands)
 cox_unit_test(NAME batcher TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/batcher_test.c
     LIBS coxswain_commands)
@@ -22,18 +18,19 @@ cox_unit_test(NAME legacy_bridge TIER quick
     LIBS coxswain_coordinator)
 cox_unit_test(NAME recorder TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/recorder_test.c
     LIBS coxswain_coordinator)
-foreach(name latency last_errors gathering rank divergence transport stacks_paragraph stacks_texts)
+foreach(name latency last_errors gathering rank divergence transport)
     cox_unit_test(NAME ${name} TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         LIBS coxswain_coordinator)
 endforeach()
 # Which blocks of replies are of huge pages.
 target_link_options(test_unit_gathering PRIVATE -Wl,--wrap=madvise)
-cox_unit_test(NAME log_line TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/log_line_test.c
-    LIBS coxswain_commands)
 cox_unit_test(NAME top_table TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/top_table_test.c ${PROJECT_SOURCE_DIR}/program/command/top_table.c
             ${PROJECT_SOURCE_DIR}/program/command/units.c
     LIBS coxswain_commands)
-cox_unit_test(NAME flight_recorder TIER quick
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/flight_recorder_test.c ${PROJECT_SOURCE_DIR}/program/stacks/flight_recorder.c
-    LIBS PkgConfig::JANSSON)
+# What is read of texts and files.
+cox_test_program(test_texts SOURCES texts.c ${PROJECT_SOURCE_DIR}/program/stacks/flight_recorder.c
+    LIBS coxswain_commands coxswain_model coxswain_worker_lib PkgConfig::JANSSON)
+set_target_properties(test_texts PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+cox_command_test(NAME unit/texts LABEL unit TIER quick
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/texts_test.py ${PROJECT_BINARY_DIR}/bin ${PROJECT_SOURCE_DIR})

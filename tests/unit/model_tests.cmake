@@ -15,12 +15,6 @@ cox_unit_test(NAME cache TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/cache_test
     LIBS coxswain_model)
 cox_unit_test(NAME sample TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/sample_test.c
     LIBS coxswain_model m)
-cox_unit_test(NAME safetensors TIER quick
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/safetensors_test.c ${model_fixture}
-    LIBS coxswain_model m)
-cox_unit_test(NAME config TIER quick
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/config_test.c ${model_fixture}
-    LIBS coxswain_model)
 cox_unit_test(NAME forward TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/forward_test.c ${model_fixture}
     LIBS coxswain_model m)
