@@ -2,25 +2,10 @@
  * The forward pass and the step around it. The reference for every comparison of bits is the
  * sequence computed alone, in one prefill, by one rank.
  */
-#include "model_fixture.h"
+#include "model_bench.h"
 #include "engine/model/block.h"
 #include "engine/model/digest.h"
-#include "engine/compute/model.h"
 #include "tests/lib/test.h"
-
-#define SEQUENCE_LENGTH 37u
-#define BLOCK_COUNT 96u
-#define ROW_COUNT_MAX 24u
-#define TABLE_LENGTH 40u
-
-/* The worker library's function; here the batch is cancelled after so many calls. */
-static int aborted_after = -1;
-
-bool cox_batch_cancelled(const struct cox_batch *batch)
-{
-    (void)batch;
-    return aborted_after >= 0 && aborted_after-- == 0;
-}
 
 /* The linker sends the model's calls through here: once the digest is taken, other weights come
  * into the folder. */
@@ -41,120 +26,27 @@ int __wrap_cox_model_digest_folder(const char *directory, uint64_t *ret_digest,
     return r;
 }
 
-static const struct cox_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
-
-/* One model, its cache, and rows to fill; block tables count up from a number per row. */
-struct bench {
-    const char *directory;
-    struct cox_model *model;
-    struct cox_cache *cache;
-    uint32_t vocab_size;
-    int32_t sequence[SEQUENCE_LENGTH];
-    /* another sequence */
-    int32_t noise[SEQUENCE_LENGTH];
-    /* logits after the whole sequence, alone */
-    float *reference;
-    /* [ROW_COUNT_MAX][vocab_size] */
-    float *logits;
-    struct cox_batch_row rows[ROW_COUNT_MAX];
-    struct cox_block_table tables[ROW_COUNT_MAX];
-    int32_t blocks[ROW_COUNT_MAX][TABLE_LENGTH];
-    struct cox_batch_output outputs[ROW_COUNT_MAX];
-    struct cox_batch batch;
-};
-
-/* Adds tokens [position, position + count) of a sequence whose blocks begin at first_block. */
-static void add_row(struct bench *bench, const int32_t *tokens, uint32_t position, uint32_t count,
-                    uint32_t first_block)
-{
-    uint32_t row = bench->batch.row_count++;
-
-    assert_true(row < ROW_COUNT_MAX);
-    for (uint32_t i = 0; i < TABLE_LENGTH; i++)
-        bench->blocks[row][i] = (int32_t)((first_block + i) % BLOCK_COUNT);
-    bench->tables[row] = (struct cox_block_table){bench->blocks[row], TABLE_LENGTH};
-    bench->rows[row] = (struct cox_batch_row){
-        .id = (int64_t)row + 100,
-        .position = position,
-        .token_count = count,
-        .emit = true,
-        .tokens = tokens,
-        .tables = &bench->tables[row],
-        .sampling = &greedy,
-    };
-}
-
-static void clear_rows(struct bench *bench)
-{
-    bench->batch = (struct cox_batch){.rows = bench->rows, .table_count = 1};
-}
-
-static int step(struct bench *bench, struct cox_error *err)
-{
-    return cox_model_step(bench->model, bench->cache, &bench->batch, bench->outputs, bench->logits,
-                          err);
-}
+/* The folder of the model that the test has, and the logits after the whole sequence, alone. */
+static const char *folder;
+static const float *reference;
 
 static void step_ok(struct bench *bench)
 {
-    assert_ok(step(bench, test_err()));
+    assert_ok(bench_step(bench, test_err()));
 }
 
-static void assert_reference(const struct bench *bench, uint32_t row)
+static struct bench *bench_in_folder(const struct cox_model_config *config)
 {
-    assert_memory_equal(bench->logits + row * bench->vocab_size, bench->reference,
-                        bench->vocab_size * sizeof(float));
-}
+    struct bench *bench;
 
-static struct cox_model *load(const char *directory, const struct cox_model_options *options)
-{
-    struct cox_model *model = NULL;
-
-    assert_ok(cox_model_load(directory, options, &model, test_err()));
-    return model;
-}
-
-static void open_cache(struct bench *bench, uint32_t block_size)
-{
-    cox_cache_free(bench->cache);
-    bench->cache = NULL;
-    assert_ok(cox_model_cache_new(bench->model, BLOCK_COUNT, block_size, 8, NULL, &bench->cache,
-                                  test_err()));
-}
-
-static void bench_free(void *object)
-{
-    struct bench *bench = object;
-    cox_cache_free(bench->cache);
-    cox_model_free(bench->model);
-    free(bench->reference);
-    free(bench->logits);
-    free(bench);
-}
-
-static struct bench *bench_new(const struct cox_model_config *config)
-{
-    struct bench *bench = test_own(calloc(1, sizeof(*bench)), bench_free);
-    uint32_t noise = 7;
-
-    aborted_after = -1;
-    bench->directory = fixture_directory();
-    fixture_write_model(bench->directory, config, 3, 1);
-    bench->model = load(bench->directory, NULL);
-    open_cache(bench, 4);
-    bench->vocab_size = config->vocab_size;
-    for (uint32_t i = 0; i < SEQUENCE_LENGTH; i++) {
-        bench->sequence[i] = (int32_t)((fixture_noise(&noise) + 1) / 2 * (float)config->vocab_size);
-        bench->noise[i] = (int32_t)((fixture_noise(&noise) + 1) / 2 * (float)config->vocab_size);
-    }
-    bench->reference = calloc(bench->vocab_size, sizeof(float));
-    bench->logits = calloc((size_t)bench->vocab_size * ROW_COUNT_MAX, sizeof(float));
-    assert_true(bench->reference && bench->logits);
-    clear_rows(bench);
-    add_row(bench, bench->sequence, 0, SEQUENCE_LENGTH, 0);
+    bench_aborted_after = -1;
+    folder = test_folder();
+    fixture_write_model(folder, config, 3, 1);
+    bench = bench_new(bench_load(folder, NULL));
+    bench_add(bench, bench->sequence, 0, SEQUENCE_LENGTH, 0);
     step_ok(bench);
-    memcpy(bench->reference, bench->logits, bench->vocab_size * sizeof(float));
-    clear_rows(bench);
+    reference = bench_keep(bench, 0);
+    bench_clear(bench);
     return bench;
 }
 
@@ -164,21 +56,21 @@ static struct bench *bench_new(const struct cox_model_config *config)
     PLAIN_TEST(name)                                                                               \
     {                                                                                              \
         for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++)                                           \
-            name##_in(bench_new(&fixture_shapes[c]), c);                                           \
+            name##_in(bench_in_folder(&fixture_shapes[c]), c);                                     \
     }                                                                                              \
     static void name##_in(struct bench *bench, __attribute__((unused)) size_t c)
 
 SHAPES_TEST(s5_logits_same_bits_at_any_place_in_a_batch)
 {
     for (uint32_t before = 0; before < 10; before++) {
-        clear_rows(bench);
+        bench_clear(bench);
         /* Rows of 1 to 3 tokens move the sequence through all places of a tile. */
         for (uint32_t i = 0; i < before; i++)
-            add_row(bench, bench->noise, 0, 1 + i % 3, 11 + i);
-        add_row(bench, bench->sequence, 0, SEQUENCE_LENGTH, 21);
-        add_row(bench, bench->noise, 0, 5, 90);
+            bench_add(bench, bench->noise, 0, 1 + i % 3, 11 + i);
+        bench_add(bench, bench->sequence, 0, SEQUENCE_LENGTH, 21);
+        bench_add(bench, bench->noise, 0, 5, 90);
         step_ok(bench);
-        assert_reference(bench, before);
+        bench_expect(bench, before, reference);
     }
 }
 
@@ -186,15 +78,15 @@ SHAPES_TEST(s5_logits_same_bits_for_any_prefill_chunks)
 {
     static const uint32_t chunks[] = {1, 2, 3, 7, 8, 9, 16, 36};
     for (size_t i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
-        open_cache(bench, 4);
+        bench_open_cache(bench, 4);
         for (uint32_t done = 0; done < SEQUENCE_LENGTH; done += chunks[i]) {
             uint32_t left = SEQUENCE_LENGTH - done;
 
-            clear_rows(bench);
-            add_row(bench, bench->sequence, done, left < chunks[i] ? left : chunks[i], 5);
+            bench_clear(bench);
+            bench_add(bench, bench->sequence, done, left < chunks[i] ? left : chunks[i], 5);
             step_ok(bench);
         }
-        assert_reference(bench, 0);
+        bench_expect(bench, 0, reference);
     }
 }
 
@@ -205,61 +97,39 @@ SHAPES_TEST(s5_logits_same_bits_for_any_pass_and_block_size)
     const struct cox_model_options options = {.tile_count_max = 1};
 
     cox_model_free(bench->model);
-    bench->model = load(bench->directory, &options);
+    bench->model = bench_load(folder, &options);
     for (size_t i = 0; i < sizeof(block_sizes) / sizeof(block_sizes[0]); i++) {
-        open_cache(bench, block_sizes[i]);
-        clear_rows(bench);
-        add_row(bench, bench->noise, 0, 3, 50);
-        add_row(bench, bench->sequence, 0, SEQUENCE_LENGTH, 70);
+        bench_open_cache(bench, block_sizes[i]);
+        bench_clear(bench);
+        bench_add(bench, bench->noise, 0, 3, 50);
+        bench_add(bench, bench->sequence, 0, SEQUENCE_LENGTH, 70);
         step_ok(bench);
-        assert_reference(bench, 1);
+        bench_expect(bench, 1, reference);
     }
 }
 
 /* Decodes among others, dropped half-way and computed again as one prefill. */
 SHAPES_TEST(s5_logits_same_bits_after_recomputation)
 {
-    clear_rows(bench);
-    add_row(bench, bench->sequence, 0, 5, 0);
+    bench_clear(bench);
+    bench_add(bench, bench->sequence, 0, 5, 0);
     step_ok(bench);
     for (uint32_t done = 5; done < 20; done++) {
-        clear_rows(bench);
+        bench_clear(bench);
         for (uint32_t i = 0; i < done % 4; i++)
-            add_row(bench, bench->noise, 0, 1, 60 + i);
-        add_row(bench, bench->sequence, done, 1, 0);
+            bench_add(bench, bench->noise, 0, 1, 60 + i);
+        bench_add(bench, bench->sequence, done, 1, 0);
         step_ok(bench);
     }
-    clear_rows(bench);
-    add_row(bench, bench->sequence, 0, 20, 30);
+    bench_clear(bench);
+    bench_add(bench, bench->sequence, 0, 20, 30);
     step_ok(bench);
     for (uint32_t done = 20; done < SEQUENCE_LENGTH; done++) {
-        clear_rows(bench);
-        add_row(bench, bench->sequence, done, 1, 30);
+        bench_clear(bench);
+        bench_add(bench, bench->sequence, done, 1, 30);
         step_ok(bench);
     }
-    assert_reference(bench, 0);
-}
-
-struct rank {
-    struct fixture_rank exchange;
-    struct bench *bench;
-    struct cox_model *model;
-    struct cox_cache *cache;
-    float *logits;
-    struct cox_batch_output output;
-    int result;
-};
-
-static void *run_rank(void *context)
-{
-    struct rank *rank = context;
-    struct bench *bench = rank->bench;
-    struct cox_batch_output outputs[ROW_COUNT_MAX];
-
-    rank->result =
-        cox_model_step(rank->model, rank->cache, &bench->batch, outputs, rank->logits, NULL);
-    rank->output = outputs[1];
-    return NULL;
+    bench_expect(bench, 0, reference);
 }
 
 static struct cox_model *borrow(const void *block, const struct bench *bench,
@@ -277,64 +147,39 @@ static void check_ranks(struct bench *bench, uint32_t rank_count, const void *we
                         uint64_t weights_size)
 {
     const struct cox_model_config *config = cox_model_config(bench->model);
-    struct rank ranks[COX_SLICE_COUNT_MAX] = {0};
-    pthread_t threads[COX_SLICE_COUNT_MAX];
-    struct fixture_group group;
+    struct bench_group *group = bench_group_new(config, rank_count);
 
-    assert_int_equal(pthread_barrier_init(&group.barrier, NULL, rank_count), 0);
-    group.slices = calloc((size_t)1 << 20, sizeof(float));
-    assert_non_null(group.slices);
     for (uint32_t r = 0; r < rank_count; r++) {
-        struct rank *rank = &ranks[r];
         const struct cox_model_options options = {
-            .share = {.rank = r,
-                      .rank_count = rank_count,
-                      .gather = fixture_exchange,
-                      .context = &rank->exchange},
-            .weights = weights,
-            .weights_size = weights_size,
-        };
-        struct cox_weights_layout layout;
+            .share = group->shares[r], .weights = weights, .weights_size = weights_size};
+        const struct cox_weights_layout layout = cox_weights_share_layout(config, &options.share);
+        struct cox_model *model = weights && !weights_size ? borrow(weights, bench, &options)
+                                                           : bench_load(folder, &options);
 
-        *rank = (struct rank){.bench = bench,
-                              .exchange = {&group, cox_slice_count(config),
-                                           cox_share_slices(config, &options.share)}};
-        rank->model = weights && !weights_size ? borrow(weights, bench, &options)
-                                               : load(bench->directory, &options);
-        assert_true(cox_model_digest(rank->model) == cox_model_digest(bench->model));
-        layout = cox_weights_share_layout(cox_model_config(rank->model), &options.share);
-        assert_int_equal(cox_model_weights_size(rank->model),
-                         weights ? 0 : cox_weights_size(&layout));
-        assert_int_equal(
-            cox_model_cache_new(rank->model, BLOCK_COUNT, 4, 0, NULL, &rank->cache, NULL), 0);
-        rank->logits = calloc((size_t)bench->vocab_size * 2, sizeof(float));
-        assert_non_null(rank->logits);
+        assert_true(cox_model_digest(model) == cox_model_digest(bench->model));
+        assert_int_equal(cox_model_weights_size(model), weights ? 0 : cox_weights_size(&layout));
+        group->ranks[r] = bench_new(model);
+        bench_add(group->ranks[r], bench->noise, 0, 6, 80);
+        bench_add(group->ranks[r], bench->sequence, 0, SEQUENCE_LENGTH, 3);
+    }
+    bench_group_step(group);
+    for (uint32_t r = 0; r < rank_count; r++) {
+        bench_expect(group->ranks[r], 1, reference);
+        assert_int_equal(group->ranks[r]->outputs[1].token, group->ranks[0]->outputs[1].token);
     }
     for (uint32_t r = 0; r < rank_count; r++)
-        assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
-    for (uint32_t r = 0; r < rank_count; r++) {
-        assert_int_equal(pthread_join(threads[r], NULL), 0);
-        assert_int_equal(ranks[r].result, 0);
-        assert_memory_equal(ranks[r].logits + bench->vocab_size, bench->reference,
-                            bench->vocab_size * sizeof(float));
-        assert_int_equal(ranks[r].output.token, ranks[0].output.token);
-        free(ranks[r].logits);
-        cox_cache_free(ranks[r].cache);
-        cox_model_free(ranks[r].model);
-    }
-    free(group.slices);
-    pthread_barrier_destroy(&group.barrier);
+        test_release(group->ranks[r]);
 }
 
 /* The whole model in a block that describes itself; the caller frees it. */
-static void *fill_block(const struct bench *bench)
+static void *fill_block(void)
 {
     struct cox_model_config config;
     void *block;
 
-    assert_int_equal(cox_model_folder_config(bench->directory, &config, NULL), 0);
+    assert_int_equal(cox_model_folder_config(folder, &config, NULL), 0);
     block = test_own(aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_model_block_size(&config)), free);
-    assert_int_equal(cox_model_block_fill(&config, bench->directory, block, NULL, NULL, NULL), 0);
+    assert_int_equal(cox_model_block_fill(&config, folder, block, NULL, NULL, NULL), 0);
     return block;
 }
 
@@ -357,13 +202,9 @@ SHAPES_TEST(s5_logits_same_bits_for_any_number_of_ranks)
 
     layout = cox_weights_layout(cox_model_config(bench->model));
     weights = test_own(aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_weights_size(&layout)), free);
-    assert_int_equal(cox_weights_fill(cox_model_config(bench->model), bench->directory, weights,
-                                      NULL, NULL, NULL),
-                     0);
-    block = fill_block(bench);
-    clear_rows(bench);
-    add_row(bench, bench->noise, 0, 6, 80);
-    add_row(bench, bench->sequence, 0, SEQUENCE_LENGTH, 3);
+    assert_int_equal(
+        cox_weights_fill(cox_model_config(bench->model), folder, weights, NULL, NULL, NULL), 0);
+    block = fill_block();
     for (uint32_t rank_count = 1; rank_count; rank_count = next_rank_count(c, rank_count))
         check_ranks(bench, rank_count, weights, cox_weights_size(&layout));
     for (uint32_t rank_count = 1; rank_count; rank_count = next_rank_count(c, rank_count))
@@ -373,9 +214,6 @@ SHAPES_TEST(s5_logits_same_bits_for_any_number_of_ranks)
 /* Each rank loads what its share needs and nothing else. */
 SHAPES_TEST(s5_logits_same_bits_with_the_weights_of_a_share_alone)
 {
-    clear_rows(bench);
-    add_row(bench, bench->noise, 0, 6, 80);
-    add_row(bench, bench->sequence, 0, SEQUENCE_LENGTH, 3);
     for (uint32_t rank_count = 1; rank_count; rank_count = next_rank_count(c, rank_count))
         check_ranks(bench, rank_count, NULL, 0);
 }
@@ -419,18 +257,18 @@ PLAIN_TEST(s5_sampled_tokens_repeat_in_any_batch)
         .temperature = 0.8f, .top_p = 0.9f, .top_k = 20, .repetition_penalty = 1.2f, .seed = 99};
     struct cox_batch_output alone;
 
-    struct bench *bench = bench_new(&fixture_shapes[0]);
-    add_row(bench, bench->sequence, 0, SEQUENCE_LENGTH, 0);
+    struct bench *bench = bench_in_folder(&fixture_shapes[0]);
+    bench_add(bench, bench->sequence, 0, SEQUENCE_LENGTH, 0);
     bench->rows[0].sampling = &sampling;
     step_ok(bench);
     alone = bench->outputs[0];
     assert_in_range(alone.token, 0, bench->vocab_size - 1);
     assert_true(alone.logprob < 0);
-    clear_rows(bench);
-    add_row(bench, bench->noise, 0, 4, 40);
+    bench_clear(bench);
+    bench_add(bench, bench->noise, 0, 4, 40);
     bench->rows[0].emit = false;
     bench->rows[0].sampling = NULL;
-    add_row(bench, bench->sequence, SEQUENCE_LENGTH - 1, 1, 0);
+    bench_add(bench, bench->sequence, SEQUENCE_LENGTH - 1, 1, 0);
     bench->rows[1].sampling = &sampling;
     step_ok(bench);
     assert_int_equal(bench->outputs[0].token, -1);
@@ -442,15 +280,15 @@ PLAIN_TEST(block_moves_happen_before_the_rows)
     /* 36 positions in blocks 0 to 8 of 4 go out, come back at 20 and up, two by way of a copy. */
     struct cox_block_pair out[8], in[8], copy[2] = {{20, 40}, {8, 41}};
 
-    struct bench *bench = bench_new(&fixture_shapes[0]);
-    add_row(bench, bench->sequence, 0, SEQUENCE_LENGTH - 1, 0);
+    struct bench *bench = bench_in_folder(&fixture_shapes[0]);
+    bench_add(bench, bench->sequence, 0, SEQUENCE_LENGTH - 1, 0);
     step_ok(bench);
     for (int32_t i = 0; i < 8; i++) {
         out[i] = (struct cox_block_pair){i, 7 - i};
         in[i] = (struct cox_block_pair){7 - i, 20 + i};
     }
-    clear_rows(bench);
-    add_row(bench, bench->sequence, SEQUENCE_LENGTH - 1, 1, 20);
+    bench_clear(bench);
+    bench_add(bench, bench->sequence, SEQUENCE_LENGTH - 1, 1, 20);
     bench->blocks[0][0] = 40;
     bench->blocks[0][8] = 41;
     bench->batch.swap_out = out;
@@ -460,12 +298,12 @@ PLAIN_TEST(block_moves_happen_before_the_rows)
     bench->batch.copy = copy;
     bench->batch.copy_count = 2;
     step_ok(bench);
-    assert_reference(bench, 0);
+    bench_expect(bench, 0, reference);
 }
 
 static void expect_refused(struct bench *bench, const char *word)
 {
-    assert_refused(step(bench, test_err()), COX_INVALID, word);
+    assert_refused(bench_step(bench, test_err()), COX_INVALID, word);
 }
 
 /* Each row is wrong in one way; the first row is right and must not have been computed. */
@@ -473,7 +311,7 @@ PLAIN_TEST(step_refuses_a_bad_row_without_effect)
 {
     const struct cox_sampling hot = {.temperature = -1, .top_p = 1, .repetition_penalty = 1};
     const struct cox_block_pair pair = {0, (int32_t)BLOCK_COUNT};
-    struct bench *bench = bench_new(&fixture_shapes[0]);
+    struct bench *bench = bench_in_folder(&fixture_shapes[0]);
     const size_t size =
         (size_t)cox_cache_block_size(cox_cache_geometry(bench->cache)) * BLOCK_COUNT;
     void *before = test_own(malloc(size), free);
@@ -487,9 +325,9 @@ PLAIN_TEST(step_refuses_a_bad_row_without_effect)
         struct cox_batch_row *row;
 
         memcpy(tokens, bench->sequence, sizeof(tokens));
-        clear_rows(bench);
-        add_row(bench, bench->noise, 0, 9, 50);
-        add_row(bench, tokens, 1, SEQUENCE_LENGTH - 1, 0);
+        bench_clear(bench);
+        bench_add(bench, bench->noise, 0, 9, 50);
+        bench_add(bench, tokens, 1, SEQUENCE_LENGTH - 1, 0);
         row = &bench->rows[1];
         // clang-format off
         switch (wrong) {
@@ -512,21 +350,21 @@ PLAIN_TEST(step_refuses_a_bad_row_without_effect)
 PLAIN_TEST(step_stops_between_layers_when_given_up)
 {
 
-    struct bench *bench = bench_new(&fixture_shapes[0]);
+    struct bench *bench = bench_in_folder(&fixture_shapes[0]);
     for (int after = 0; after < 3; after++) {
-        clear_rows(bench);
-        add_row(bench, bench->sequence, 0, SEQUENCE_LENGTH, 0);
-        aborted_after = after;
-        assert_int_equal(step(bench, NULL), COX_ABORTED);
+        bench_clear(bench);
+        bench_add(bench, bench->sequence, 0, SEQUENCE_LENGTH, 0);
+        bench_aborted_after = after;
+        assert_int_equal(bench_step(bench, NULL), COX_ABORTED);
     }
-    aborted_after = -1;
+    bench_aborted_after = -1;
     step_ok(bench);
-    assert_reference(bench, 0);
+    bench_expect(bench, 0, reference);
 }
 
 PLAIN_TEST(step_without_rows_does_nothing)
 {
-    struct bench *bench = bench_new(&fixture_shapes[0]);
+    struct bench *bench = bench_in_folder(&fixture_shapes[0]);
     bench->batch = (struct cox_batch){.forward_type = COX_FORWARD_DUMMY};
     step_ok(bench);
 }
@@ -536,12 +374,12 @@ PLAIN_TEST(cache_of_another_model_is_refused)
     struct cox_cache_geometry geometry;
     struct cox_cache *cache;
 
-    struct bench *bench = bench_new(&fixture_shapes[0]);
+    struct bench *bench = bench_in_folder(&fixture_shapes[0]);
     geometry = cox_model_cache_geometry(bench->model, BLOCK_COUNT, 4, 0);
     geometry.layer_count++;
     cache = bench->cache;
     assert_int_equal(cox_cache_new(&geometry, NULL, &bench->cache, NULL), 0);
-    add_row(bench, bench->sequence, 0, 1, 0);
+    bench_add(bench, bench->sequence, 0, 1, 0);
     expect_refused(bench, "layers");
     cox_cache_free(cache);
 }
@@ -559,7 +397,7 @@ PLAIN_TEST(load_refuses_what_cannot_be)
 {
     const float lent[16] __attribute__((aligned(COX_WEIGHTS_ALIGNMENT))) = {0};
     struct cox_model_options options = {.share = {.rank = 0, .rank_count = 2}};
-    const char *directory = fixture_directory();
+    const char *directory = test_folder();
 
     load_fails(directory, NULL, COX_NOT_FOUND, "config.json");
     fixture_write_model(directory, &fixture_shapes[0], 1, 1);
@@ -580,13 +418,13 @@ PLAIN_TEST(load_refuses_what_cannot_be)
 /* Ranks that load by themselves tell what they have by the digest alone. */
 PLAIN_TEST(load_refuses_what_changes_meanwhile)
 {
-    const char *directory = fixture_directory();
+    const char *directory = test_folder();
 
     fixture_write_model(directory, &fixture_shapes[0], 1, 1);
     rewrites = true;
     load_fails(directory, NULL, COX_INVALID, "changed while it was read");
     rewrites = false;
-    cox_model_free(load(directory, NULL));
+    cox_model_free(bench_load(directory, NULL));
 }
 
 /* Of every number of ranks up to 20; the rest of the message is that of the numbers that go. */
@@ -654,7 +492,7 @@ PLAIN_TEST(weights_of_another_model_are_refused)
         {&wider, COX_INVALID, {"[176, 64]", "[184, 64]"}},
         {&fixture_shapes[0], COX_NOT_FOUND, {"neither", ""}},
     };
-    const char *directory = fixture_directory();
+    const char *directory = test_folder();
     char path[FIXTURE_PATH_SIZE + 32];
     float *memory = test_own(calloc((size_t)1 << 20, sizeof(float)), free);
     assert_non_null(memory);
@@ -672,17 +510,17 @@ PLAIN_TEST(weights_of_another_model_are_refused)
 
 PLAIN_TEST(sharded_checkpoint_is_the_same_model)
 {
-    const char *directory = fixture_directory();
+    const char *directory = test_folder();
     char path[FIXTURE_PATH_SIZE + 48];
     const char escape[] = "{\"weight_map\":{\"a\":\"../model.safetensors\"}}";
 
-    struct bench *bench = bench_new(&fixture_shapes[0]);
+    struct bench *bench = bench_in_folder(&fixture_shapes[0]);
     fixture_write_model(directory, &fixture_shapes[0], 3, 3);
     cox_model_free(bench->model);
-    bench->model = load(directory, NULL);
-    add_row(bench, bench->sequence, 0, SEQUENCE_LENGTH, 0);
+    bench->model = bench_load(directory, NULL);
+    bench_add(bench, bench->sequence, 0, SEQUENCE_LENGTH, 0);
     step_ok(bench);
-    assert_reference(bench, 0);
+    bench_expect(bench, 0, reference);
 
     snprintf(path, sizeof(path), "%s/model-00002-of-00003.safetensors", directory);
     assert_int_equal(remove(path), 0);

@@ -1,102 +1,33 @@
 #include "model_fixture.h"
 #include "tests/lib/test.h"
 
-#include <math.h>
-
 #define TENSOR_NAME_SIZE 96
 #define HEADER_SIZE_MAX ((size_t)1 << 20)
 
+/* Sizes of the hidden and intermediate vectors, layers, heads, KV heads, of a head and of the
+ * vocabulary; and more. */
+#define SHAPE(hidden, intermediate, layers, heads, kv_heads, dim, ... /* vocabulary, more */)      \
+    {                                                                                              \
+        .hidden_size = hidden, .intermediate_size = intermediate, .layer_count = layers,           \
+        .head_count = heads, .kv_head_count = kv_heads, .head_dim = dim,                           \
+        .position_count_max = 128, .vocab_size = __VA_ARGS__                                       \
+    }
+
 const struct cox_model_config fixture_shapes[FIXTURE_SHAPE_COUNT] = {
-    {.hidden_size = 64,
-     .intermediate_size = 176,
-     .layer_count = 2,
-     .head_count = 8,
-     .kv_head_count = 4,
-     .head_dim = 8,
-     .vocab_size = 61,
-     .position_count_max = 128},
-    {.hidden_size = 60,
-     .intermediate_size = 88,
-     .layer_count = 2,
-     .head_count = 8,
-     .kv_head_count = 1,
-     .head_dim = 10,
-     .vocab_size = 33,
-     .position_count_max = 128,
-     .tied_embeddings = true},
-    {.hidden_size = 128,
-     .intermediate_size = 256,
-     .layer_count = 1,
-     .head_count = 24,
-     .kv_head_count = 6,
-     .head_dim = 12,
-     .vocab_size = 500,
-     .position_count_max = 128},
-    {.hidden_size = 256,
-     .intermediate_size = 688,
-     .layer_count = 1,
-     .head_count = 8,
-     .kv_head_count = 8,
-     .head_dim = 32,
-     .vocab_size = 1000,
-     .position_count_max = 128},
+    SHAPE(64, 176, 2, 8, 4, 8, 61),
+    SHAPE(60, 88, 2, 8, 1, 10, 33, .tied_embeddings = true),
+    SHAPE(128, 256, 1, 24, 6, 12, 500),
+    SHAPE(256, 688, 1, 8, 8, 32, 1000),
     /* Slices by KV head, columns that do not divide by them; fewer columns than slices. */
-    {.hidden_size = 72,
-     .intermediate_size = 100,
-     .layer_count = 2,
-     .head_count = 9,
-     .kv_head_count = 3,
-     .head_dim = 8,
-     .vocab_size = 61,
-     .position_count_max = 128,
-     .rope_type = COX_ROPE_LLAMA3,
-     .rope_factor = 8,
-     .rope_low_freq_factor = 1,
-     .rope_high_freq_factor = 4,
-     .rope_original_position_count = 32},
-    {.hidden_size = 60,
-     .intermediate_size = 88,
-     .layer_count = 2,
-     .head_count = 15,
-     .kv_head_count = 5,
-     .head_dim = 4,
-     .vocab_size = 33,
-     .position_count_max = 128,
-     .tied_embeddings = true},
-    {.hidden_size = 64,
-     .intermediate_size = 11,
-     .layer_count = 2,
-     .head_count = 8,
-     .kv_head_count = 4,
-     .head_dim = 8,
-     .vocab_size = 17,
-     .position_count_max = 128},
+    SHAPE(72, 100, 2, 9, 3, 8, 61, .rope_type = COX_ROPE_LLAMA3, .rope_factor = 8,
+          .rope_low_freq_factor = 1, .rope_high_freq_factor = 4,
+          .rope_original_position_count = 32),
+    SHAPE(60, 88, 2, 15, 5, 4, 33, .tied_embeddings = true),
+    SHAPE(64, 11, 2, 8, 4, 8, 17),
     /* Odd rows, and few or as many KV heads as heads. */
-    {.hidden_size = 63,
-     .intermediate_size = 104,
-     .layer_count = 2,
-     .head_count = 24,
-     .kv_head_count = 3,
-     .head_dim = 6,
-     .vocab_size = 301,
-     .position_count_max = 128,
-     .tied_embeddings = true},
-    {.hidden_size = 41,
-     .intermediate_size = 64,
-     .layer_count = 2,
-     .head_count = 8,
-     .kv_head_count = 8,
-     .head_dim = 6,
-     .vocab_size = 257,
-     .position_count_max = 128},
-    {.hidden_size = 48,
-     .intermediate_size = 72,
-     .layer_count = 2,
-     .head_count = 16,
-     .kv_head_count = 2,
-     .head_dim = 4,
-     .vocab_size = 509,
-     .position_count_max = 128},
+    SHAPE(63, 104, 2, 24, 3, 6, 301, .tied_embeddings = true),
+    SHAPE(41, 64, 2, 8, 8, 6, 257),
+    SHAPE(48, 72, 2, 16, 2, 4, 509),
 };
 
 /* A file of tensors that grows; the header is text until it is written. */
@@ -137,20 +68,6 @@ void fixture_directory_remove(const char *path)
     assert_int_equal(rmdir(path), 0);
 }
 
-static void directory_release(void *object)
-{
-    fixture_directory_remove(object);
-    free(object);
-}
-
-const char *fixture_directory(void)
-{
-    char *path = calloc(1, FIXTURE_PATH_SIZE);
-    assert_non_null(path);
-    fixture_directory_create(path);
-    return test_own(path, directory_release);
-}
-
 static void write_whole(const char *directory, const char *name, const void *const *pieces,
                         const size_t *sizes, size_t count)
 {
@@ -171,8 +88,8 @@ void fixture_write(const char *directory, const char *name, const void *bytes, s
     write_whole(directory, name, &bytes, &size, 1);
 }
 
-void fixture_write_safetensors(const char *directory, const char *name, const char *header,
-                               const void *data, size_t size)
+static void write_safetensors(const char *directory, const char *name, const char *header,
+                              const void *data, size_t size)
 {
     const uint64_t header_size = strlen(header);
     const void *pieces[] = {&header_size, header, data};
@@ -282,10 +199,7 @@ static void write_adapter_config(const char *directory, const struct fixture_ada
         size += (size_t)snprintf(text + size, sizeof(text) - size, "%s\"%c_proj\"", i ? "," : "",
                                  modules[i]);
     size += (size_t)snprintf(text + size, sizeof(text) - size, "]}");
-    if (adapter->config)
-        fixture_write(directory, "adapter_config.json", adapter->config, strlen(adapter->config));
-    else
-        fixture_write(directory, "adapter_config.json", text, size);
+    fixture_write(directory, "adapter_config.json", text, size);
 }
 
 static void add_adapter_tensors(struct writer *writer, const struct cox_model_config *config,
@@ -300,7 +214,6 @@ static void add_adapter_tensors(struct writer *writer, const struct cox_model_co
         for (const char *module = modules; *module; module++) {
             const size_t in = *module == 'o' ? heads : config->hidden_size;
             const size_t out = *module == 'o' ? config->hidden_size : *module == 'q' ? heads : kv;
-            const bool last = layer + 1 == config->layer_count && !module[1];
             char name[TENSOR_NAME_SIZE];
 
             for (int side = 0; side < 2; side++) {
@@ -309,23 +222,15 @@ static void add_adapter_tensors(struct writer *writer, const struct cox_model_co
                 snprintf(name, sizeof(name),
                          "base_model.model.model.layers.%u.self_attn.%c_proj.lora_%c.weight", layer,
                          *module, 'A' + side);
-                if (adapter->skip && strstr(name, adapter->skip))
-                    continue;
                 if (side == 0)
-                    add_tensor(writer, name, adapter->rank,
-                               adapter->vector && last ? 0 : in + adapter->a_more_columns);
+                    add_tensor(writer, name, adapter->rank, in + adapter->a_more_columns);
                 else
-                    add_tensor(writer, name, out + adapter->b_more_rows,
+                    add_tensor(writer, name, out,
                                adapter->b_rank ? adapter->b_rank : adapter->rank);
                 if (side == 1 && adapter->zero_b)
                     memset(shard->data + before, 0, (shard->length - before) * sizeof(float));
             }
         }
-    if (adapter->extra)
-        add_tensor(writer, "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight",
-                   adapter->rank, config->hidden_size);
-    if (adapter->not_finite)
-        shard->data[shard->length - 1] = INFINITY;
 }
 
 void fixture_write_adapter(const char *directory, const struct cox_model_config *config,
@@ -342,8 +247,8 @@ void fixture_write_adapter(const char *directory, const struct cox_model_config 
     add_adapter_tensors(&writer, config, adapter);
     append(shard.header, &shard.header_size, "}");
     write_adapter_config(directory, adapter);
-    fixture_write_safetensors(directory, "adapter_model.safetensors", shard.header, shard.data,
-                              shard.length * sizeof(float));
+    write_safetensors(directory, "adapter_model.safetensors", shard.header, shard.data,
+                      shard.length * sizeof(float));
     free(shard.header);
     free(shard.data);
     free(writer.index);
@@ -376,8 +281,8 @@ void fixture_write_model(const char *directory, const struct cox_model_config *c
         struct shard *shard = &writer.shards[i];
 
         append(shard->header, &shard->header_size, "}");
-        fixture_write_safetensors(directory, shard_count > 1 ? shard->name : "model.safetensors",
-                                  shard->header, shard->data, shard->length * sizeof(float));
+        write_safetensors(directory, shard_count > 1 ? shard->name : "model.safetensors",
+                          shard->header, shard->data, shard->length * sizeof(float));
         free(shard->header);
         free(shard->data);
     }

@@ -39,14 +39,7 @@ void fixture_directory_create(char path[FIXTURE_PATH_SIZE]);
 /* Removes the folder and the files in it. */
 void fixture_directory_remove(const char *path);
 
-/* An empty folder, which is the test's (test_own). */
-const char *fixture_directory(void);
-
 void fixture_write(const char *directory, const char *name, const void *bytes, size_t size);
-
-/* A safetensors file of a header text and data. */
-void fixture_write_safetensors(const char *directory, const char *name, const char *header,
-                               const void *data, size_t size);
 
 /* config.json and F32 weights from a fixed noise: the same numbers for the same arguments. With
  * shard_count above 1: that many files and an index. */
@@ -62,22 +55,10 @@ struct fixture_adapter {
     const char *modules;
     bool zero_b;
     /* What may be wrong. */
-    /* whole text of adapter_config.json */
-    const char *config;
     /* of every B */
     uint32_t b_rank;
     /* of every A */
     uint32_t a_more_columns;
-    /* of every B */
-    uint32_t b_more_rows;
-    /* a tensor whose name has this is left out */
-    const char *skip;
-    /* a tensor of another module */
-    bool extra;
-    /* the last number of the last tensor */
-    bool not_finite;
-    /* the last A has one dimension */
-    bool vector;
 };
 
 /* adapter_config.json and adapter_model.safetensors, of a noise. */

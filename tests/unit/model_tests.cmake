@@ -1,5 +1,6 @@
 # Checkpoints for the tests are written by model_fixture.c.
 set(model_fixture ${CMAKE_CURRENT_LIST_DIR}/model_fixture.c)
+set(model_bench ${model_fixture} ${CMAKE_CURRENT_LIST_DIR}/model_bench.c)
 
 cox_unit_test(NAME tile TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/tile_test.c
     LIBS coxswain_model m)
@@ -16,12 +17,12 @@ cox_unit_test(NAME cache TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/cache_test
 cox_unit_test(NAME sample TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/sample_test.c
     LIBS coxswain_model m)
 cox_unit_test(NAME forward TIER quick
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/forward_test.c ${model_fixture}
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/forward_test.c ${model_bench}
     LIBS coxswain_model m)
 # The files change between the two looks at them.
 target_link_options(test_unit_forward PRIVATE -Wl,--wrap=cox_model_digest_folder)
 cox_unit_test(NAME adapter TIER quick
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/adapter_test.c ${model_fixture}
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/adapter_test.c ${model_bench}
     LIBS coxswain_model m)
 cox_unit_test(NAME adapters TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/adapter_cache_test.c ${model_fixture}
