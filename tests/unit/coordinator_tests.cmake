@@ -24,12 +24,9 @@ foreach(name latency last_errors gathering rank divergence transport)
 endforeach()
 # Which blocks of replies are of huge pages.
 target_link_options(test_unit_gathering PRIVATE -Wl,--wrap=madvise)
-cox_unit_test(NAME top_table TIER quick
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/top_table_test.c ${PROJECT_SOURCE_DIR}/program/command/top_table.c
-            ${PROJECT_SOURCE_DIR}/program/command/units.c
-    LIBS coxswain_commands)
 # What is read of texts and files.
 cox_test_program(test_texts SOURCES texts.c ${PROJECT_SOURCE_DIR}/program/stacks/flight_recorder.c
+        ${PROJECT_SOURCE_DIR}/program/command/top_table.c ${PROJECT_SOURCE_DIR}/program/command/units.c
     LIBS coxswain_commands coxswain_model coxswain_worker_lib PkgConfig::JANSSON)
 set_target_properties(test_texts PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 cox_command_test(NAME unit/texts LABEL unit TIER quick

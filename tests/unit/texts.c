@@ -1,6 +1,6 @@
 /*
- * What is read of texts and files: test_texts FUNCTION ARGUMENT... prints it for texts_test.py. What
- * is refused has exit status 1, and its code and words on standard error.
+ * What is read of texts and files: test_texts FUNCTION ARGUMENT... prints it for texts_test.py. A
+ * refusal is exit status 1, and its code and words on standard error.
  */
 #include "channel/base/cgroup.h"
 #include "coordinator/stacks/incidents.h"
@@ -9,8 +9,10 @@
 #include "engine/model/config.h"
 #include "engine/model/safetensors.h"
 #include "engine/model/tokenizer.h"
+#include "program/command/top_table.h"
 #include "program/service/log_line.h"
 #include "program/stacks/flight_recorder.h"
+#include "proto/control.pb-c.h"
 #include "tests/lib/test.h"
 
 #include <coxswain/worker.h>
@@ -105,7 +107,7 @@ static int say_tensors(int argc, char **argv, struct cox_error *err)
 }
 
 /* Arguments: a file, the size that it is cut to once it is open (-1: it is not), a tensor, its
- * dimensions; and the part of a matrix, with a slash before it. The floats as they are in memory. */
+ * dimensions; and the part of a matrix, behind a slash. Prints the floats as memory has them. */
 static int say_tensor(int argc, char **argv, struct cox_error *err)
 {
     uint64_t numbers[IDS_MAX], count = 1;
@@ -246,6 +248,41 @@ static int say_log(int argc, char **argv, struct cox_error *err)
     return 0;
 }
 
+static void put_status(struct cox_top_table *table, const char *group, const char *path,
+                       uint64_t now_ns)
+{
+    static uint8_t bytes[65536];
+    FILE *file = fopen(path, "re");
+    COX_ASSERT(file);
+    CoxswainControl__StatusReply *status =
+        coxswain_control__status_reply__unpack(NULL, fread(bytes, 1, sizeof bytes, file), bytes);
+    COX_ASSERT(status && cox_top_table_put(table, group, status, now_ns) == 0);
+    coxswain_control__status_reply__free_unpacked(status, NULL);
+    fclose(file);
+}
+
+/* Arguments: the column to sort by, 1: in reverse; and of each sample the group, the file of its
+ * status and the time, or the words why there is none, and "-". */
+static int say_top(int argc, char **argv, struct cox_error *err)
+{
+    struct cox_top_table *table;
+    (void)err;
+    COX_ASSERT(cox_top_table_new(&table) == 0);
+    for (int i = 2; i < argc; i += 3)
+        if (strcmp(argv[i + 2], "-") == 0)
+            COX_ASSERT(cox_top_table_fail(table, argv[i], argv[i + 1]) == 0);
+        else
+            put_status(table, argv[i], argv[i + 1], strtoull(argv[i + 2], NULL, 10));
+    cox_top_table_format(table, (enum cox_top_column)atoi(argv[0]), argv[1][0] == '1');
+    for (uint32_t i = 0; i < cox_top_table_group_count(table); i++)
+        puts(cox_top_table_group_line(table, i));
+    puts(cox_top_table_heading(table));
+    for (uint32_t i = 0; i < cox_top_table_rank_count(table); i++)
+        puts(cox_top_table_rank_line(table, i));
+    COX_ASSERT(!cox_top_table_free(table) && !cox_top_table_free(NULL));
+    return 0;
+}
+
 static int parse_options(struct cox_worker_options *options, int argc, char **argv,
                          struct cox_error *err)
 {
@@ -300,13 +337,21 @@ static const struct {
     const char *name;
     int (*say)(int argc, char **argv, struct cox_error *err);
 } functions[] = {
-    {"config", say_config},          {"eos", say_eos},
-    {"encode", say_encoded},         {"decode", say_decoded},
-    {"cgroup", say_cgroup},          {"stacks", say_stacks},
-    {"options", say_options},        {"options_kept", say_options_kept},
-    {"tensors", say_tensors},        {"tensor", say_tensor},
-    {"flight", say_flight_recorder}, {"due", say_due},
-    {"adapter", say_adapter},        {"log", say_log},
+    {"config", say_config},
+    {"eos", say_eos},
+    {"encode", say_encoded},
+    {"decode", say_decoded},
+    {"cgroup", say_cgroup},
+    {"stacks", say_stacks},
+    {"options", say_options},
+    {"options_kept", say_options_kept},
+    {"tensors", say_tensors},
+    {"tensor", say_tensor},
+    {"flight", say_flight_recorder},
+    {"due", say_due},
+    {"adapter", say_adapter},
+    {"log", say_log},
+    {"top", say_top},
 };
 
 int main(int argc, char **argv)

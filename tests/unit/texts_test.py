@@ -1017,6 +1017,96 @@ def the_last_collectives_have_lines():
     check("  0 950 - " not in lines, lines)
 
 
+# ---- the table of coxswain top ----
+
+S = 1000000000
+RANK, STATE, MEMORY, DEATHS, CPU = 0, 1, 6, 7, 5  # columns
+ALIVE, DEAD, ABSENT = 0, 1, 3  # liveness
+
+
+def status(*ranks, ended=0, channels=True):
+    """The file of a group's status. Ranks: what there is of each but its number and its incarnation."""
+    text = "rank_count: %d\n" % len(ranks)
+    if channels:
+        text += "channels { ended: %d }\n" % ended
+    for number, fields_of_rank in enumerate(ranks):
+        first = "" if "incarnation" in fields_of_rank else "incarnation: 1 "
+        text += "ranks { rank: %d %s%s }\n" % (number, first, fields_of_rank)
+    data = subprocess.run(["protoc-c", "--encode=coxswain_control.StatusReply", "-Iproto", "proto/control.proto"],
+                          input=text.encode(), cwd=harness.SOURCE_DIR, stdout=subprocess.PIPE, check=True).stdout
+    path = tempfile.mkdtemp() + "/status"
+    with open(path, "wb") as file:
+        file.write(data)
+    return path
+
+
+def top(*samples, sort=RANK, reverse=False):
+    """The lines of groups, the heading, and the lines of ranks; samples: group, status and time."""
+    parts = (str(part) for sample in samples for part in sample)
+    lines = said("top", str(sort), str(int(reverse)), *parts).splitlines()
+    heading = next(number for number, line in enumerate(lines) if "DEATHS" in line)
+    return lines[:heading], lines[heading], lines[heading + 1:]
+
+
+IDLE = "channels { state: 0 }"
+
+
+@test
+def m18_rates_are_those_between_two_samples_of_one_process():
+    phase = "execute { count: 7 p50_ns: 1500 p99_ns: 2500000 } group_ns: 1 resident_bytes: 3145728 "
+    first = ("mine", status("channels { state: 0 sequence: 100 }", phase + "cpu_ns: 10 " + IDLE, IDLE), S)
+    same(top(first)[2][:2], [
+        "   0 idle          -       100       -      -      -     -     -        -      0  mine",
+        "   1 idle          -         0       - 1.50us 2.50ms     -     -  3.00MiB      0  mine"])
+    # Half a second later.
+    groups, _, ranks = top(first, ("mine", status(
+        "channels { state: 2 sequence: 150 age_ns: 12000 }",
+        phase + "cpu_ns: %d group_wait_ns: %d %s" % (10 + S // 4, S // 8, IDLE),
+        "incarnation: 2 deaths: 1 " + IDLE, ended=30), S + S // 2))
+    same(ranks, [
+        "   0 running  12.0us       150   100.0      -      -     -    0%        -      0  mine",
+        "   1 idle          -         0     0.0 1.50us 2.50ms   25%   50%  3.00MiB      0  mine",
+        "   2 idle          -         0       -      -      -     -     -        -      1  mine"])
+    check("mine: 3 ranks, ?, degraded, up 0ns, 60.0/s" in groups[0], groups)
+
+
+@test
+def nodes_are_a_column_where_there_are_some():
+    first = ("mine", status(IDLE, IDLE, IDLE), S)
+    check("NODE" not in top(first)[1], "a column of nodes")
+    second = ("mine", status('node: "a" ' + IDLE, 'node: "machine-b" ' + IDLE, IDLE), 2 * S)
+    _, heading, ranks = top(first, second)
+    check(" DEATHS  NODE       GROUP" in heading, heading)
+    for line, node in zip(ranks, ("a        ", "machine-b", "-        ")):
+        check("      0  %s  mine" % node in line, line)
+    _, heading, ranks = top(first, second, ("mine", status('node: "a" ' + IDLE, IDLE, IDLE), 3 * S))
+    check(" DEATHS  NODE  GROUP" in heading and "      0  a     mine" in ranks[0], heading)
+
+
+@test
+def m18_rows_are_sorted():
+    made = status(*("channels { state: 0 age_ns: %d } resident_bytes: %d deaths: %d liveness: %d" % (
+        1000 * (rank + 1), (rank + 1) % 3 + 1, rank == 1, DEAD if rank == 0 else ALIVE) for rank in range(3)))
+    for sort, reverse, first, last in ((RANK, False, "b0", "a2"), (RANK, True, "a2", "b0"), (STATE, False, "b0", "a1"),
+                                       (MEMORY, False, "b1", "a2"), (DEATHS, False, "b1", "a2"),
+                                       (DEATHS, True, "a2", "b1"), (CPU, False, "b0", "a2")):
+        ranks = top(("b", made, 5), ("a", made, 5), sort=sort, reverse=reverse)[2]
+        same((len(ranks), [line[-1] + line[3] for line in (ranks[0], ranks[-1])]), (6, [first, last]))
+
+
+@test
+def m18_groups_go_and_come_and_tell_little():
+    same(top()[0] + top()[2], [])
+    gone = (("mine", status(IDLE, IDLE, IDLE), 5), ("mine", "the group\nis ä gone", "-"))
+    groups, _, ranks = top(*gone)
+    same((groups, ranks), (["mine: the group is    gone"], []))
+    # Another one of that name, of another size, that says nothing of its channels.
+    other = status("liveness: %d deaths: 4294967295 resident_bytes: 18446744073709551615" % ABSENT, channels=False)
+    ranks = top(*gone, ("mine", other, 9), (399 * "n", other, 9), sort=STATE)[2]
+    same(len(ranks), 2)
+    check("starting" in ranks[0], ranks)
+
+
 # ---- lines of the log ----
 
 
