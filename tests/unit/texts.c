@@ -359,6 +359,7 @@ int main(int argc, char **argv)
     struct cox_error err = {0};
     const int fds = test_entry_count("/proc/self/fd", "", "");
     int r = -1;
+    errno = ENOENT; /* of no call below */
     for (size_t i = 0; argc > 1 && i < sizeof functions / sizeof functions[0]; i++)
         if (strcmp(argv[1], functions[i].name) == 0)
             r = functions[i].say(argc - 2, argv + 2, &err);
