@@ -11,3 +11,9 @@ cox_sealed_test(large_payload TIER nightly TIMEOUT 600)
 # The same where no process may copy fds from another: all large payloads come through the control socket.
 cox_command_test(NAME multi/large_payload_by_the_socket LABEL multi TIER nightly TIMEOUT 600 PROCESSORS 2
     COMMAND ${PROJECT_BINARY_DIR}/bin/without pidfd_getfd=EPERM $<TARGET_FILE:test_multi_large_payload>)
+
+# What agents receive, with the same worker.
+cox_multi_test(NAME forward TIER nightly SOURCES ${CMAKE_CURRENT_LIST_DIR}/forward_test.c
+    LIBS coxswain_testlib TIMEOUT 120)
+add_dependencies(test_multi_forward large_payload_worker)
+cox_sealed_test(forward TIER nightly TIMEOUT 120)
