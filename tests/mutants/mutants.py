@@ -1,27 +1,35 @@
 #!/usr/bin/python3
-"""Puts one fault at a time into the product, and looks which test finds it.
+"""Puts faults into the product, and looks which test finds each.
 
 Usage: mutants.py draw [--count N] [--seed S]   writes list.tsv anew
-       mutants.py cover [--tier TIER]           which test reaches which line; writes build/mutants/covers.json
+       mutants.py cover [--tier TIER]           line and branch coverage of the tests
        mutants.py run [--limit MINUTES]         tries what list.tsv has no verdict for, and writes the verdicts
        mutants.py report                        the score; fails if a fault of list.tsv cannot be put in any more
+       mutants.py cases --files RE --tests RE   which case of a test program finds which fault of some product files,
+                                                and which cases find nothing that the others do not
 
 list.tsv has a line for each fault: file, function, which of the function's lines with this text, the line before and
-after, verdict. A verdict is the name of the test that found the fault, `survived`, `unreached` (no test of the tier that
-`cover` ran gets to the line), or `equal: REASON` after a person has looked. Verdicts go with the code: a fault in a
-function that has changed since is tried again when its verdict is removed.
+after, verdict. A verdict is the name of the test that found the fault, `survived`, `unreached` (no test gets to the
+line), or `equal: REASON` after a person has looked. Verdicts go with the code: a fault in a function that has changed
+since is tried again when its verdict is removed.
 
-Everything happens in a copy of the committed tree under build/mutants. A test that fails is run once more: a fault
-counts as found when the test fails twice. Tests are run in the order of their recorded times (tests/times.txt), those
-that reach the line alone, if `cover` was run; until one fails.
+All faults are compiled into one build, in a copy of the committed tree under build/mutants: a function has its body
+once more for each of its faults, and COX_MUTANT=NUMBER in the environment of a test chooses the one that runs, in all
+its processes. So a fault costs the time of the tests that reach it, and no build. Tests run in the order of their
+recorded times (tests/times.txt), until one fails; a fault counts as found when the test fails with it, passes without
+it, and fails with it once more. Each test has a /dev/shm of its own (this needs root), and what it leaves running is
+killed.
 """
 
 import argparse
 import collections
+import ctypes
 import json
+import multiprocessing
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -32,15 +40,18 @@ import tiers  # noqa: E402
 
 LIST = os.path.join(ROOT, "tests", "mutants", "list.tsv")
 PLACE = os.path.join(ROOT, "build", "mutants")
-COVERS = os.path.join(PLACE, "covers.json")
+REACHED = os.path.join(PLACE, "reached.json")
 FOLDERS = ("channel", "coordinator", "worker")
 SURVIVED = "survived"
 UNREACHED = "unreached"
 TIERS = ("quick", "all")
 # Of a test's recorded time, and at least: a fault may make it hang.
-TIMES_MAX, SECONDS_MIN = 10, 60
+TIMES_MAX, SECONDS_MIN = 10, 40
+FAULTS_MAX = 1 << 16
+SKIPPED = 77
+PR_SET_CHILD_SUBREAPER = 36
 # Tests that a fault in the product is not looked for with: of the text of the tree, of the time of a build.
-NOT_ASKED = re.compile(r"^(tree|docs|install|bench|fuzz/|unit/tiers|python/(lint|packaging|docs)|vllm|model)")
+NOT_ASKED = re.compile(r"^(tree|docs|install|bench|fuzz/|counts|unit/tiers|python/(lint|packaging|docs)|vllm|model)")
 
 # What a line becomes: (what is looked for, what stands there instead).
 OPERATORS = [
@@ -54,6 +65,39 @@ OPERATORS = [
 ]
 # A call whose value nobody uses: the whole line goes.
 CALL = re.compile(r"^\s+[a-z]\w+(\(.*\)|->\w+\(.*\));$")
+LABEL = re.compile(r"^\s*(?!default\b)(\w+):$")
+
+# What every file of the product is compiled with, and the library that it calls.
+CHOICE_H = """\
+extern int cox_mutant_chosen;
+extern unsigned char *cox_mutants_reached;
+static inline __attribute__((unused)) int cox_mutant(int number)
+{
+    cox_mutants_reached[number] = 1;
+    return cox_mutant_chosen == number;
+}
+"""
+CHOICE_C = """\
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+int cox_mutant_chosen = -1;
+static unsigned char kept[%d];
+unsigned char *cox_mutants_reached = kept;
+static __attribute__((constructor)) void choose(void)
+{
+    const char *chosen = getenv("COX_MUTANT"), *path = getenv("COX_MUTANTS_REACHED");
+    if (chosen)
+        cox_mutant_chosen = atoi(chosen);
+    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    void *map = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof(kept), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (map != MAP_FAILED)
+        cox_mutants_reached = map;
+    if (fd >= 0)
+        close(fd);
+}
+""" % FAULTS_MAX
 
 Fault = collections.namedtuple("Fault", "file function nth before after verdict")
 
@@ -67,6 +111,11 @@ def lines_of(path):
         return file.read().split("\n")
 
 
+def write(path, lines):
+    with open(path, "w") as file:
+        file.write("\n".join(lines))
+
+
 def code_of(lines):
     """The lines with what is in comments, in string and character literals blanked out."""
     text = re.sub(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'",
@@ -75,23 +124,25 @@ def code_of(lines):
 
 
 def functions_of(lines):
-    """(name, first line, last line + 1) of each function; clang-format puts its braces in column 0."""
-    name, begin = None, None
+    """(name, first line, last line + 1, whether it returns a value) of each function; clang-format puts its braces in
+    column 0."""
+    name, begin, value = None, None, True
     for number, line in enumerate(lines):
-        match = re.match(r"^(?![#/ }])[\w\s*]*?\b(\w+)\(", line)
+        match = re.match(r"^(?![#/ }])([\w\s*]*?)\b(\w+)\(", line)
         if match:
-            name = match.group(1)
+            name = match.group(2)
+            value = not re.search(r"\bvoid\s+$", match.group(1))
         elif line == "{" and name:
             begin = number + 1
         elif line.startswith("}") and begin is not None:
-            yield name, begin, number
+            yield name, begin, number, value
             name, begin = None, None
 
 
 def candidates_of(path):
     lines = lines_of(os.path.join(ROOT, path))
     code = code_of(lines)
-    for function, begin, end in functions_of(lines):
+    for function, begin, end, _ in functions_of(lines):
         for number in range(begin, end):
             nth = lines[begin:number].count(lines[number])
             for pattern, other in OPERATORS:
@@ -116,22 +167,47 @@ def write_list(faults):
     os.replace(LIST + ".new", LIST)
 
 
-def find(root, fault):
-    """The number of the line that the fault changes; None: it is gone."""
-    path = os.path.join(root, fault.file)
-    lines = lines_of(path) if os.path.exists(path) else []
-    for function, begin, end in functions_of(lines):
+def find(lines, fault):
+    """Where a fault goes: (its function's first line, last line + 1, whether it returns a value, the line that the
+    fault changes); None: the line is gone."""
+    for function, begin, end, value in functions_of(lines):
         if function == fault.function:
             found = [number for number in range(begin, end) if lines[number] == fault.before]
             if len(found) > fault.nth:
-                return found[fault.nth]
+                return begin, end, value, found[fault.nth]
     return None
+
+
+def body_with(lines, place, after, number):
+    """The body of a function once more, with a fault, for when it is chosen."""
+    begin, end, value, at = place
+    body = lines[begin:at] + [after] + lines[at + 1:end]
+    labels = [match.group(1) for match in map(LABEL.match, body) if match]
+    return ["    if (cox_mutant(%d)) {" % number, *(["__label__ %s;" % ", ".join(labels)] if labels else []),
+            *body, *([] if value else ["    return;"]), "    }"]
+
+
+def with_faults(lines, faults):
+    """The lines of a file with its faults, {number: fault}; and {line of the result: number of the fault}."""
+    added = collections.defaultdict(list)
+    for number, fault in faults.items():
+        place = find(lines, fault)
+        if place:
+            added[place[0]].append((number, body_with(lines, place, fault.after, number)))
+    written, owners = [], {}
+    for index, line in enumerate(lines):
+        for number, body in added.get(index, ()):
+            for text in body:
+                written.append(text)
+                owners[len(written)] = number
+        written.append(line)
+    return written, owners
 
 
 class Tree:
     """A copy of the committed tree, configured."""
 
-    def __init__(self, name, cflags=""):
+    def __init__(self, name, cflags="", ldflags=""):
         self.root = os.path.join(PLACE, name)
         self.build = os.path.join(self.root, "build", "test")
         if not os.path.isdir(self.root):
@@ -141,7 +217,8 @@ class Tree:
         head = run(["git", "rev-parse", "HEAD"], cwd=ROOT).stdout.strip()
         subprocess.run(["git", "reset", "-q", "--hard", head], cwd=self.root, check=True)
         # A fault may leave a variable or a function that nothing uses.
-        subprocess.run(["cmake", "--preset", "test", "-D", "COX_WERROR=OFF", "-D", "CMAKE_C_FLAGS=" + cflags],
+        subprocess.run(["cmake", "--preset", "test", "-D", "COX_WERROR=OFF", "-D", "CMAKE_C_FLAGS=" + cflags,
+                        *("-D CMAKE_%s_LINKER_FLAGS=%s" % (kind, ldflags) for kind in ("EXE", "SHARED", "MODULE"))],
                        cwd=self.root, check=True, stdout=subprocess.DEVNULL)
 
     def make(self, *targets):
@@ -149,44 +226,20 @@ class Tree:
 
     def tests(self):
         answer = run(["ctest", "--show-only=json-v1", "-L", "^tier-(%s)$" % "|".join(TIERS)], cwd=self.build)
-        return {test["name"]: test for test in json.loads(answer.stdout)["tests"]
-                if not NOT_ASKED.match(test["name"])}
+        found = {}
+        for test in json.loads(answer.stdout)["tests"]:
+            if not NOT_ASKED.match(test["name"]):
+                values = {entry["name"]: entry["value"] for entry in test["properties"]}
+                found[test["name"]] = (test["command"], values.get("WORKING_DIRECTORY"),
+                                       dict(pair.split("=", 1) for pair in values.get("ENVIRONMENT", ())))
+        return found
 
-    def target(self, test):
-        """What has to be built for a test; None: all."""
-        program = test["command"][0]
-        return os.path.relpath(program, self.build) if program.startswith(self.build + "/tests/test_unit") else None
-
-    def passes(self, name, seconds, **environment):
-        status = run(["ctest", "-R", "^%s$" % re.escape(name), "--timeout",
-                      str(int(max(SECONDS_MIN, TIMES_MAX * seconds)))], cwd=self.build,
-                     env={**os.environ, **environment}).returncode
-        return status == 0
-
-    def put(self, fault):
-        """Returns what undoes it; None: the line is gone."""
-        number = find(self.root, fault)
-        if number is None:
-            return None
-        path = os.path.join(self.root, fault.file)
-        lines = lines_of(path)
-
-        def write(text):
-            with open(path, "w") as file:
-                file.write(text)
-
-        before = "\n".join(lines)
-        lines[number] = fault.after
-        write("\n".join(lines))
-        return lambda: write(before)
-
-    def object(self, file):
-        """The target that compiles a file."""
+    def objects(self):
+        """The target that compiles each file."""
         with open(os.path.join(self.build, "compile_commands.json")) as commands:
-            for entry in json.load(commands):
-                if entry["file"] == os.path.join(self.root, file):
-                    return os.path.relpath(os.path.join(entry["directory"], entry["output"]), self.build)
-        return None
+            return {os.path.relpath(entry["file"], self.root):
+                    os.path.relpath(os.path.join(entry["directory"], entry["output"]), self.build)
+                    for entry in json.load(commands)}
 
     def machine_code(self, target):
         """What the file compiles to; None: it does not compile."""
@@ -196,23 +249,114 @@ class Tree:
                     os.path.join(self.build, target)]).stdout
 
 
+class FaultyTree(Tree):
+    """A copy of the tree with all of some faults in it."""
+
+    def __init__(self, name, faults):
+        choice = os.path.join(PLACE, name + "-choice")
+        os.makedirs(choice, exist_ok=True)
+        write(os.path.join(choice, "choice.h"), [CHOICE_H])
+        write(os.path.join(choice, "choice.c"), [CHOICE_C])
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", os.path.join(choice, "libcoxmutant.so"),
+                        os.path.join(choice, "choice.c")], check=True)
+        super().__init__(name, "-include %s/choice.h" % choice,
+                         "-Wl,--no-as-needed -L%s -lcoxmutant -Wl,-rpath,%s" % (choice, choice))
+        self.faults = dict(enumerate(faults))
+        self.put()
+
+    def put(self):
+        """Writes the faults, and builds. A fault that does not compile is dropped."""
+        files = {fault.file for fault in self.faults.values()}
+        originals = {file: lines_of(os.path.join(self.root, file)) for file in files
+                     if os.path.exists(os.path.join(self.root, file))}
+        while True:
+            owners = {}
+            for file, lines in originals.items():
+                here = {number: fault for number, fault in self.faults.items() if fault.file == file}
+                written, owners[file] = with_faults(lines, here)
+                write(os.path.join(self.root, file), written)
+            answer = run(["ninja", "-k", "0"], cwd=self.build)
+            if answer.returncode == 0:
+                break
+            bad = set()
+            for path, line in re.findall(r"^([^\s:]+):(\d+):\d+: (?:fatal )?error:", answer.stdout, re.M):
+                file = os.path.relpath(os.path.normpath(os.path.join(self.build, path)), self.root)
+                bad.add(owners.get(file, {}).get(int(line)))
+            if not bad - {None}:
+                sys.exit("the tree with its faults does not build:\n" + answer.stdout[-3000:])
+            self.faults = {number: fault for number, fault in self.faults.items() if number not in bad}
+        put = {number for lines in owners.values() for number in lines.values()}
+        self.faults = {number: fault for number, fault in self.faults.items() if number in put}
+
+
+def end_children():
+    """Kills what a test has left, whose parent this process is now."""
+    while True:
+        for entry in os.listdir("/proc/self/task"):
+            try:
+                with open("/proc/self/task/%s/children" % entry) as file:
+                    for pid in file.read().split():
+                        os.kill(int(pid), signal.SIGKILL)
+            except (OSError, ProcessLookupError):
+                pass
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
+
+
+def passes(test, seconds, extra=(), **environment):
+    """Whether a test passes, in a /dev/shm of its own."""
+    command, folder, own = test
+    shell = "mount -t tmpfs tmpfs /dev/shm && exec \"$@\""
+    child = subprocess.Popen(["unshare", "--mount", "sh", "-c", shell, "sh", *command, *extra], cwd=folder,
+                             env={**os.environ, **own, **environment}, start_new_session=True,
+                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        status = child.wait(timeout=max(SECONDS_MIN, TIMES_MAX * seconds))
+    except subprocess.TimeoutExpired:
+        status = -1
+        child.kill()
+        child.wait()
+    end_children()
+    return status in (0, SKIPPED)
+
+
+def become_reaper():
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reached_by(test, seconds, count, extra=()):
+    """The faults, by number, whose function a test enters; and whether it passes without any."""
+    path = os.path.join(PLACE, "reached-%d" % os.getpid())
+    with open(path, "wb") as file:
+        file.truncate(FAULTS_MAX)
+    passed = passes(test, seconds, extra, COX_MUTANTS_REACHED=path)
+    with open(path, "rb") as file:
+        marks = file.read(count)
+    os.unlink(path)
+    return {number for number, mark in enumerate(marks) if mark}, passed
+
+
 def command_draw(options):
     files = run(["git", "ls-files", "--", *("%s/*.c" % folder for folder in FOLDERS)], cwd=ROOT).stdout.split()
-    dice = random.Random(options.seed)
     candidates = [fault for file in files for fault in candidates_of(file)]
-    dice.shuffle(candidates)
-    tree, drawn, originals = Tree("tree"), [], {}
+    random.Random(options.seed).shuffle(candidates)
+    tree, drawn, originals = Tree("draw"), [], {}
+    objects = tree.objects()
     for fault in candidates:
         if len(drawn) == options.count:
             break
-        target = tree.object(fault.file)
+        target, path = objects.get(fault.file), os.path.join(tree.root, fault.file)
         if not target:
             continue
         if target not in originals:
             originals[target] = tree.machine_code(target)
-        undo = tree.put(fault)
+        lines = lines_of(path)
+        at = find(lines, fault)[3]
+        write(path, lines[:at] + [fault.after] + lines[at + 1:])
         code = tree.machine_code(target)
-        undo()
+        write(path, lines)
         # What does not compile, or compiles to the same, is no fault.
         if code is not None and code != originals[target]:
             drawn.append(fault)
@@ -252,75 +396,93 @@ def command_cover(options):
     tree = Tree("cover", "--coverage -fprofile-update=atomic -O1")
     if not tree.make():
         sys.exit("the tree with --coverage does not build: ninja -C %s" % tree.build)
+    become_reaper()
+    folder = os.path.join(PLACE, "gcda")
+    subprocess.run(["rm", "-rf", folder], check=True)
     times, tests = tiers.record(), tree.tests()
-    reached, branches = collections.defaultdict(list), {}
+    quick = set(run(["ctest", "-N", "-L", "^tier-quick$"], cwd=tree.build).stdout.split())
     for name in sorted(tests, key=lambda name: times.get(name, tiers.UNRECORDED)):
-        if options.tier != "all" and "tier-" + options.tier not in str(tests[name]):
-            continue
-        folder = os.path.join(PLACE, "gcda")
-        subprocess.run(["rm", "-rf", folder], check=True)
-        if not tree.passes(name, 3 * times.get(name, tiers.UNRECORDED), GCOV_PREFIX=folder):
-            print("%s fails with --coverage: its lines count all the same" % name, flush=True)
-        lines, more = covered_lines(folder, tree)
-        for line, was_run in lines.items():
-            reached[line] += [name] if was_run else []
-        for branch, was_run in more.items():
-            branches[branch] = branches.get(branch) or was_run
-        print("%-40s %6d lines; of all %s" % (name, sum(lines.values()), ", ".join(
-            "%d of %d %s (%.1f %%)" % (sum(map(bool, all_of)), len(all_of), what,
-                                       100 * sum(map(bool, all_of)) / len(all_of))
-            for what, all_of in (("lines", reached.values()), ("branches", branches.values())) if all_of)), flush=True)
-    with open(COVERS, "w") as file:
-        json.dump(reached, file)
+        if options.tier == "all" or name in quick:
+            if not passes(tests[name], 3 * times.get(name, tiers.UNRECORDED), GCOV_PREFIX=folder):
+                print("%s fails with --coverage: its lines count all the same" % name, flush=True)
+    for what, all_of in zip(("lines", "branches"), covered_lines(folder, tree), strict=True):
+        print("%d of %d %s (%.1f %%)" % (sum(map(bool, all_of.values())), len(all_of), what,
+                                         100 * sum(map(bool, all_of.values())) / len(all_of)))
 
 
-def verdict(tree, tests, times, reaching):
-    """Which test finds the fault that is in the tree."""
-    built_all = False
-    for name in sorted(set(reaching) & set(tests), key=lambda name: times.get(name, tiers.UNRECORDED)):
-        target = tree.target(tests[name])
-        if target is None and not built_all:
-            if not tree.make():
-                return "does not build"
-            built_all = True
-        if target is not None and not built_all:
-            tree.make(target)
-        seconds = times.get(name, tiers.UNRECORDED)
-        if not tree.passes(name, seconds) and not tree.passes(name, seconds):
-            return name
-    return SURVIVED
+class Trial:
+    """What the processes that try faults share: the tree, its tests and their times."""
+
+    def __init__(self, tree):
+        self.tests, self.times, self.count = tree.tests(), tiers.record(), max(tree.faults) + 1
+        self.end = None
+
+    def seconds(self, name):
+        return self.times.get(name, tiers.UNRECORDED)
+
+    def reach(self, name):
+        return name, reached_by(self.tests[name], self.seconds(name), self.count)
+
+    def verdict(self, job):
+        """(number of the fault, which test finds it; "": there was no time for all)."""
+        number, reaching = job
+        for name in reaching:
+            if time.monotonic() > self.end:
+                return number, ""
+            test, seconds = self.tests[name], self.seconds(name)
+            if not (passes(test, seconds, COX_MUTANT=str(number)) or not passes(test, seconds) or
+                    passes(test, seconds, COX_MUTANT=str(number))):
+                return number, name
+        return number, SURVIVED if reaching else UNREACHED
+
+
+def in_processes(call, jobs):
+    with multiprocessing.get_context("fork").Pool(os.cpu_count(), become_reaper) as pool:
+        yield from pool.imap_unordered(call, jobs)
+
+
+def who_reaches(trial):
+    """The faults that each test reaches; of tests that fail without a fault none. Kept for as long as the commit and
+    the list are the same."""
+    key = run(["git", "rev-parse", "HEAD"], cwd=ROOT).stdout + str(trial.count)
+    if os.path.exists(REACHED):
+        with open(REACHED) as file:
+            kept = json.load(file)
+        if kept["key"] == key:
+            return kept["tests"]
+    tests = {}
+    for name, (reached, passed) in in_processes(trial.reach, sorted(trial.tests, key=trial.seconds)):
+        if not passed:
+            print("%s fails without a fault: it is not asked" % name, flush=True)
+        tests[name] = sorted(reached) if passed else []
+    with open(REACHED, "w") as file:
+        json.dump({"key": key, "tests": tests}, file)
+    return tests
 
 
 def command_run(options):
-    end = time.monotonic() + 60 * options.limit
-    faults, tree, times = read_list(), Tree("tree"), tiers.record()
-    if not tree.make():
-        sys.exit("the tree does not build: ninja -C %s" % tree.build)
-    tests = tree.tests()
-    covers = None
-    if os.path.exists(COVERS):
-        with open(COVERS) as file:
-            covers = json.load(file)
-    for index, fault in enumerate(faults):
-        if fault.verdict or time.monotonic() > end:
-            continue
-        number = find(tree.root, fault)
-        undo = tree.put(fault)
-        if not undo:
-            print("gone: %s %s: %s" % (fault.file, fault.function, fault.before.strip()), flush=True)
-            continue
-        reaching = covers.get("%s:%d" % (fault.file, number + 1), []) if covers else list(tests)
-        found = verdict(tree, tests, times, reaching) if reaching else UNREACHED
-        undo()
-        faults[index] = fault._replace(verdict=found)
+    faults = read_list()
+    tree = FaultyTree("tree", faults)
+    trial = Trial(tree)
+    trial.end = time.monotonic() + 60 * options.limit
+    wanted = [number for number in tree.faults if not faults[number].verdict]
+    reaching = {number: [] for number in wanted}
+    for name, reached in who_reaches(trial).items():
+        for number in set(reached) & set(wanted):
+            reaching[number].append(name)
+    jobs = [(number, sorted(reaching[number], key=trial.seconds)) for number in wanted]
+    for number, found in in_processes(trial.verdict, jobs):
+        fault = faults[number] = faults[number]._replace(verdict=found)
         write_list(faults)
-        print("%s %s: %s -> %s: %s" % (fault.file, fault.function, fault.before.strip(), fault.after.strip(), found),
-              flush=True)
+        print("%s %s: %s -> %s: %s" % (fault.file, fault.function, fault.before.strip(), fault.after.strip(),
+                                       found or "no time"), flush=True)
 
 
 def command_report(_):
     faults = read_list()
-    gone = [fault for fault in faults if find(ROOT, fault) is None]
+    paths = {fault.file: os.path.join(ROOT, fault.file) for fault in faults}
+    gone = [fault for fault in faults
+            if not os.path.exists(paths[fault.file]) or find(lines_of(paths[fault.file]), fault) is None]
     equal = sum(fault.verdict.startswith("equal") for fault in faults)
     survived = [fault for fault in faults if fault.verdict in (SURVIVED, UNREACHED)]
     tried = sum(bool(fault.verdict) for fault in faults) - equal
@@ -334,6 +496,75 @@ def command_report(_):
     return 1 if gone else 0
 
 
+def drawn_from(pattern, each, seed):
+    """At most `each` faults of each function of the product files whose path matches."""
+    files = [file for file in run(["git", "ls-files", "*.c"], cwd=ROOT).stdout.split()
+             if re.search(pattern, file) and not file.startswith("tests/")]
+    functions = collections.defaultdict(list)
+    for file in files:
+        for fault in candidates_of(file):
+            functions[file, fault.function].append(fault)
+    dice = random.Random(seed)
+    return [fault for faults in functions.values() for fault in sorted(dice.sample(faults, min(each, len(faults))))]
+
+
+class Cases:
+    """The cases of some test programs, and the faults that each finds."""
+
+    def __init__(self, tree, pattern):
+        self.count, self.programs = max(tree.faults) + 1, {}
+        for name, test in tree.tests().items():
+            if re.search(pattern, name) and "/tests/test_" in test[0][0]:
+                self.programs[name] = test
+
+    def list(self, name):
+        command, folder, own = self.programs[name]
+        answer = run(command, cwd=folder, env={**os.environ, **own}, stdin=subprocess.DEVNULL)
+        return re.findall(r"^\[ RUN      \] (\S+)", answer.stdout + answer.stderr, re.M)
+
+    def found(self, case):
+        """(case, the faults it reaches, the faults it finds)."""
+        test, extra = self.programs[case[0]], (case[1],)
+        begin = time.monotonic()
+        reached, passed = reached_by(test, 6, self.count, extra)
+        if not passed:
+            return case, None, ()
+        seconds = (time.monotonic() - begin) / 2
+        return case, reached, {number for number in reached
+                               if not passes(test, seconds, extra, COX_MUTANT=str(number))}
+
+
+def command_cases(options):
+    faults = drawn_from(options.files, options.each, options.seed)
+    tree = FaultyTree("cases", faults)
+    cases = Cases(tree, options.tests)
+    finds = {}
+    for case, reached, found in in_processes(
+            cases.found, [(name, case) for name in cases.programs for case in cases.list(name)]):
+        if reached is None:
+            print("%s %s fails without a fault" % case)
+            continue
+        finds[case] = found
+        print("%s %s: reaches %d, finds %d" % (*case, len(reached), len(found)), flush=True)
+    finders = collections.Counter(number for found in finds.values() for number in found)
+    print("%d of %d faults found by %d cases" % (len(finders), len(tree.faults), len(finds)))
+    # Whoever finds least goes first, while all that it finds has another finder.
+    for case in sorted(finds, key=lambda case: len(finds[case])):
+        if all(finders[number] > 1 for number in finds[case]):
+            finders.subtract(finds[case])
+            print("finds nothing that the others do not: %s %s (%d)" % (*case, len(finds[case])))
+    found = sorted(list(tree.faults[number][:5]) for number in finders)
+    if options.compare:
+        with open(options.compare) as file:
+            lost = [fault for fault in json.load(file) if fault not in found]
+        print("%d faults are not found any more" % len(lost))
+        for fault in lost:
+            print("lost: %s" % fault)
+    if options.write:
+        with open(options.write, "w") as file:
+            json.dump(found, file)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -343,6 +574,13 @@ def main():
     commands.add_parser("cover").add_argument("--tier", choices=TIERS, default="all")
     commands.add_parser("run").add_argument("--limit", type=float, default=60, metavar="MINUTES")
     commands.add_parser("report")
+    cases = commands.add_parser("cases")
+    cases.add_argument("--files", required=True, help="product files, a regular expression")
+    cases.add_argument("--tests", required=True, help="names of tests in C, a regular expression")
+    cases.add_argument("--each", type=int, default=6, help="faults of a function, at most")
+    cases.add_argument("--seed", type=int, default=41)
+    cases.add_argument("--write", metavar="FILE", help="the faults found go there, as JSON")
+    cases.add_argument("--compare", metavar="FILE", help="tells which faults of FILE are not found any more")
     options = parser.parse_args()
     sys.exit(globals()["command_" + options.command](options))
 
