@@ -399,6 +399,12 @@ PLAIN_TEST(operations_are_added_to_their_step)
     assert_int_equal(operation.arrived_ns - operation.begin_ns, 7);
     assert_int_equal(operation.end_ns, 110);
     assert_false(cox_recorder_read_operation(copy, 4, &operation));
+    /* A wait of 78 hours and more is cut, and is no operation more. */
+    cox_recorder_operation_arrived(recorder, 3, 0, UINT64_C(1) << 48);
+    cox_recorder_group(recorder, &ring, 1, 1, 0);
+    read = read_record(false, 1);
+    assert_int_equal(read.group_count, 2);
+    assert_int_equal(read.group_wait_ns, 21);
 }
 
 /* ---- another clock ---- */
@@ -529,6 +535,7 @@ PLAIN_TEST(a_rank_records_in_the_file_that_it_is_told)
     assert_int_equal(cox_recorder_attach(fd, 0, 0, 1, 1, &own), 0);
     struct cox_recorder_requests ring = cox_recorder_requests(own, COX_CHANNEL_EXECUTE);
     record(&ring, 5);
+    cox_recorder_operation_begin(own, &(struct cox_recorder_operation){.kind = 1, .size = 9}, 100);
     /* The file has what the memory has. */
     uint8_t *file = test_own(malloc(block_size()), free);
     assert_int_equal(pread(file_fd, file, block_size(), 0), block_size());
