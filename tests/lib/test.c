@@ -26,7 +26,7 @@ static struct owned owned[OWNED_COUNT_MAX];
 static size_t owned_count;
 /* The entry of the test that runs, and whether its function has returned. */
 static struct test_entry *running;
-static bool has_passed;
+static bool may_release;
 
 void *test_own(void *object, void (*release)(void *object))
 {
@@ -114,7 +114,7 @@ static int entry_setup(void **state)
 {
     running = *state;
     *state = NULL;
-    has_passed = false;
+    may_release = false;
     owned_count = 0;
     return running->test.setup_func ? running->test.setup_func(state) : 0;
 }
@@ -122,12 +122,12 @@ static int entry_setup(void **state)
 static void entry_run(void **state)
 {
     running->test.test_func(state);
-    has_passed = true;
+    may_release = true;
 }
 
 static int entry_teardown(void **state)
 {
-    while (has_passed && owned_count > 0)
+    while (may_release && owned_count > 0)
         test_release(owned[owned_count - 1].object);
     return running->test.teardown_func ? running->test.teardown_func(state) : 0;
 }
@@ -157,6 +157,7 @@ int test_run(CMFixtureFunction setup, CMFixtureFunction teardown)
 
 void test_needs(bool condition)
 {
+    may_release = !condition;
     if (!condition)
         skip();
 }

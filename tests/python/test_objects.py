@@ -750,8 +750,8 @@ def test_an_interrupt_ends_a_call(tmp_path):
             if __name__ == "__main__":
                 with coxswain.Group(objects.Engine, 2, codec="pickle") as group:
                     future = group.submit_method("hang", sys.argv[1], timeout=None)
-                    print("begun", flush=True)
                     try:
+                        print("begun", flush=True)
                         future.result()
                     except KeyboardInterrupt:
                         open(sys.argv[1], "w").close()
