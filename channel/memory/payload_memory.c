@@ -62,16 +62,20 @@ void cox_payload_memory_pool_expire(struct cox_payload_memory_pool *pool, uint64
     list_free(kept); /* which takes time */
 }
 
-/* What is kept and large enough; NULL: nothing is. */
+/* The smallest that is kept, large enough, and at most twice as large: a small payload that waits for
+ * its ranks does not hold what a large one needs. NULL: there is none. */
 static struct cox_payload_memory *pool_find(struct cox_payload_memory_pool *pool, uint64_t size)
 {
     pthread_mutex_lock(&pool->lock);
-    struct cox_payload_memory **at = &pool->kept;
-    while (*at && (*at)->region.size < size)
-        at = &(*at)->next;
-    struct cox_payload_memory *found = *at;
+    struct cox_payload_memory **best = NULL;
+    for (struct cox_payload_memory **at = &pool->kept; *at; at = &(*at)->next) {
+        const uint64_t kept = (*at)->region.size;
+        if (kept >= size && kept / 2 <= size && (!best || kept < (*best)->region.size))
+            best = at;
+    }
+    struct cox_payload_memory *found = best ? *best : NULL;
     if (found)
-        *at = found->next;
+        *best = found->next;
     pool->used_ns = cox_now_ns();
     pthread_mutex_unlock(&pool->lock);
     return found;
@@ -80,6 +84,10 @@ static struct cox_payload_memory *pool_find(struct cox_payload_memory_pool *pool
 static void pool_keep(struct cox_payload_memory_pool *pool, struct cox_payload_memory *memory)
 {
     uint64_t size = 0;
+    if (memory->region.size > COX_PAYLOAD_MEMORY_KEEP_SIZE) {
+        list_free(memory); /* in place of all that is kept */
+        return;
+    }
     pthread_mutex_lock(&pool->lock);
     memory->next = pool->kept;
     pool->kept = memory;

@@ -85,14 +85,21 @@ int cox_helper_process_start(const char *program, char *const *arguments, char *
     return 0;
 }
 
+void cox_helper_process_ask(struct cox_helper_process *helper)
+{
+    if (helper->pidfd < 0 || helper->end_ns)
+        return;
+    helper->end_ns = cox_deadline_after_ms(COX_HELPER_END_MS);
+    syscall(SYS_pidfd_send_signal, helper->pidfd, SIGTERM, NULL, 0);
+}
+
 void cox_helper_process_end(struct cox_helper_process *helper)
 {
     siginfo_t info = {0};
+    cox_helper_process_ask(helper);
     if (helper->pidfd >= 0) {
-        const uint64_t deadline_ns = cox_deadline_after_ms(COX_HELPER_END_MS);
         struct pollfd ended = {.fd = helper->pidfd, .events = POLLIN};
-        syscall(SYS_pidfd_send_signal, helper->pidfd, SIGTERM, NULL, 0);
-        while (!ended.revents && cox_now_ns() < deadline_ns)
+        while (!ended.revents && cox_now_ns() < helper->end_ns)
             poll(&ended, 1, COX_HELPER_END_MS);
         syscall(SYS_pidfd_send_signal, helper->pidfd, SIGKILL, NULL, 0);
         cox_launch_reap(helper->pidfd, true, &info);

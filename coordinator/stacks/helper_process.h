@@ -20,6 +20,8 @@ struct cox_helper_process {
     int pidfd;
     /* the read end of its standard output, which does not block */
     int output_fd;
+    /* when one that was asked to end is killed; 0: it was not asked */
+    uint64_t end_ns;
 };
 
 #define COX_HELPER_PROCESS_NONE                                                                    \
@@ -31,8 +33,10 @@ struct cox_helper_process {
  * none. Returns 0; -errno. */
 int cox_helper_process_start(const char *program, char *const *arguments, char *const *environment,
                              int extra_fd, struct cox_helper_process *ret_helper);
-/* Ends it by SIGTERM, so that it can reap a child of its own, and by SIGKILL where that takes
- * COX_HELPER_END_MS; reaps it. Idempotent. */
+/* Asks it to end, by SIGTERM, so that it can reap a child of its own. It is killed where that takes
+ * COX_HELPER_END_MS. Several are asked before the first end, so that they end at the same time. */
+void cox_helper_process_ask(struct cox_helper_process *helper);
+/* Asks one that was not asked, kills one whose time is up, and reaps it. Idempotent. */
 void cox_helper_process_end(struct cox_helper_process *helper);
 
 #endif

@@ -211,6 +211,9 @@ static void gatherings_run(struct gathering *list, uint32_t count, int cancelled
                                          ? "more than 256 KiB: the rest is cut"
                                          : NULL);
     }
+    for (uint32_t i = 0; i < count; i++)
+        if (list[i].started && !list[i].ended)
+            cox_helper_process_ask(&list[i].helper);
     for (uint32_t i = 0; i < count; i++) {
         char why[96];
         const uint64_t taken_ns = cox_now_ns() - list[i].started_ns;

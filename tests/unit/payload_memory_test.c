@@ -142,18 +142,42 @@ TEST(a_pool_keeps_what_was_released_last_up_to_a_limit)
     const ino_t numbers[] = {inode(all[0]), inode(all[1]), inode(all[2])};
     cox_payload_memory_unref(all[0]);
     cox_payload_memory_unref(all[1]);
-    struct cox_payload_memory *again = sparse(1);
-    assert_int_equal(inode(again), numbers[1]);
-    cox_payload_memory_unref(again);
     cox_payload_memory_unref(all[2]); /* the oldest one is the largest */
-    again = sparse(2 * MIB);
+    struct cox_payload_memory *again = sparse(COX_PAYLOAD_MEMORY_KEEP_SIZE - MIB);
     assert_int_not_equal(inode(again), numbers[0]);
     cox_payload_memory_unref(again);
-    again = sparse(MIB);
-    assert_int_not_equal(inode(again), numbers[0]);
+    again = sparse(MIB); /* the one before the last had no room beside it */
+    assert_int_equal(inode(again), numbers[2]);
     cox_payload_memory_unref(again);
     cox_payload_memory_unref(all[3]);
-    assert_null(pool.kept);
+    again = sparse(MIB);
+    assert_int_equal(inode(again), numbers[2]);
+    cox_payload_memory_unref(again);
+    cox_payload_memory_pool_deinit(&pool);
+}
+
+TEST(a_payload_comes_into_the_smallest_that_fits_and_none_much_too_large)
+{
+    cox_payload_memory_pool_init(&pool);
+    const uint64_t sizes[] = {16 * MIB, 4 * MIB, 8 * MIB};
+    struct cox_payload_memory *all[3];
+    ino_t numbers[3];
+    for (size_t i = 0; i < 3; i++) {
+        all[i] = sparse(sizes[i]);
+        numbers[i] = inode(all[i]);
+    }
+    for (size_t i = 0; i < 3; i++)
+        cox_payload_memory_unref(all[i]);
+    static const struct {
+        uint64_t size;
+        int which;
+    } takes[] = {{8 * MIB, 2}, {4 * MIB, 1}, {2 * MIB, 1}, {8 * MIB + 1, 0}, {2 * MIB - 1, -1}};
+    for (size_t i = 0; i < 5; i++) {
+        struct cox_payload_memory *memory = sparse(takes[i].size);
+        for (int k = 0; k < 3; k++)
+            assert_int_equal(inode(memory) == numbers[k], k == takes[i].which);
+        cox_payload_memory_unref(memory);
+    }
     cox_payload_memory_pool_deinit(&pool);
 }
 
