@@ -61,13 +61,11 @@ bench:
 	/usr/bin/python3 tests/bench/peers.py docs/bench.json docs/bench-peers.svg; \
 	exit $$status
 
-# The same rows in at most two minutes, with wider intervals: docs/bench.json stays as it is. Ray and vLLM are measured
-# where make bench-python and make bench-vllm have installed them.
+# The same rows in at most two minutes, with wider intervals: docs/bench.json stays as it is.
 bench-quick:
 	@sh tools/packages bench || echo 'peers that are missing are not measured' >&2
 	@sh tools/compile bench
-	COXSWAIN_BENCH_PYTHON=$${COXSWAIN_BENCH_PYTHON-/usr/bin/python3:build/venv-ray/bin/python:build/venv-vllm/bin/python} \
-	    build/bench/bin/coxswain-bench --brief --json build/bench/bench-quick.json
+	build/bench/bin/coxswain-bench --brief --json build/bench/bench-quick.json
 
 bench-ranks:
 	@sh tools/compile bench coxswain-ranks

@@ -27,7 +27,7 @@
 #define PASS_MAX_NS UINT64_C(3500000000)
 #define PAIRS_MIN 3
 /* Of a brief run, which has some hundred passes. */
-#define BRIEF_PASS_MAX_NS UINT64_C(150000000)
+#define BRIEF_PASS_MAX_NS UINT64_C(60000000)
 #define ROUNDS_MIN 3
 #define TRIALS_MAX 4
 
