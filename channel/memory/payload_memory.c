@@ -62,8 +62,8 @@ void cox_payload_memory_pool_expire(struct cox_payload_memory_pool *pool, uint64
     list_free(kept); /* which takes time */
 }
 
-/* The smallest that is kept, large enough, and at most twice as large: a small payload that waits for
- * its ranks does not hold what a large one needs. NULL: there is none. */
+/* The smallest that is kept, large enough, and at most twice as large: a small payload that waits
+ * for its ranks does not hold what a large one needs. NULL: there is none. */
 static struct cox_payload_memory *pool_find(struct cox_payload_memory_pool *pool, uint64_t size)
 {
     pthread_mutex_lock(&pool->lock);

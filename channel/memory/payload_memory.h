@@ -41,8 +41,8 @@ void cox_payload_memory_pool_deinit(struct cox_payload_memory_pool *pool);
 /* Frees what is kept, COX_PAYLOAD_MEMORY_KEEP_NS after the last payload. */
 void cox_payload_memory_pool_expire(struct cox_payload_memory_pool *pool, uint64_t now_ns);
 
-/* Memory of at least size bytes: of what is kept and at most twice as large, or new, of which no page
- * is allocated.
+/* Memory of at least size bytes: of what is kept and at most twice as large, or new, of which no
+ * page is allocated.
  * Returns
  *   0
  *   COX_NO_SPACE

@@ -87,6 +87,7 @@ EXEMPT = {
     ("worker/loop/stack_writer.c", "reply", "ftruncate("): "a memfd of the rank's own, which is done with",
     ("worker/loop/stack_writer.c", "doorbell_make", "ftruncate("): "a memfd of the rank's own; without it no stacks are read",
     ("coordinator/stacks/helper_process.c", "cox_helper_process_start", "cox_launch_clone("): "a helper outside the protocol, which the kernel kills with its parent",
+    ("coordinator/stacks/helper_process.c", "cox_helper_process_ask", "SYS_pidfd_send_signal"): "the helper's end; the kernel kills it with its parent",
     ("coordinator/stacks/helper_process.c", "cox_helper_process_end", "SYS_pidfd_send_signal"): "the helper's end; as killed just before",
     ("program/stacks/tracer.c", "child_watch", "kill("): "the helper's own child; it lets go of all threads when it ends",
     ("program/stacks/tracer.c", "cox_tracer_copy", "fork("): "the helper's own child; it lets go of all threads when it ends",
