@@ -242,7 +242,9 @@ PLAIN_TEST(sparse_blocks_have_the_pages_that_are_reserved)
     struct both both;
 
     assert_ok(cox_kv_blocks_new_sparse(MANY, 6400, &both.blocks, test_err()));
+    test_own(both.blocks, cox_kv_blocks_free_owned);
     assert_ok(cox_kv_view_attach(cox_kv_blocks_info(both.blocks).fd, &both.view, test_err()));
+    test_own(both.view, cox_kv_view_free_owned);
     const long words = pages_of(both.blocks);
     assert_int_equal(words, (128 + 16L * MANY + 4095) / 4096);
     assert_int_equal(cox_kv_blocks_reserve(both.blocks, MANY), COX_INVALID);
