@@ -224,7 +224,7 @@ static void *write_main(void *argument)
     const struct writer *writer = argument;
     pthread_barrier_wait(writer->begin);
     for (size_t i = 0; i < SIZE; i++)
-        writer->bytes[i] = (uint8_t)i;
+        __atomic_store_n(&writer->bytes[i], (uint8_t)i, __ATOMIC_RELAXED);
     return NULL;
 }
 

@@ -337,16 +337,34 @@ QUEUE_TEST(bad_prompts_fail_alone)
     }
 }
 
-static int third_is_dead(uint64_t number)
+/* Once: a prompt that is not in a step yet would not fail. */
+static int dies_after_four_rows(uint64_t number)
 {
-    return number == 3 ? COX_PEER_DEAD : 0;
+    static uint64_t dead;
+    if (!dead && executor->row_count_max == 4)
+        dead = number;
+    return number == dead ? COX_PEER_DEAD : 0;
+}
+
+/* under the executor's lock */
+static bool all_are_submitted;
+
+static void third_waits(struct cox_executor *of, uint64_t number)
+{
+    while (number == 3 && !all_are_submitted)
+        pthread_cond_wait(&of->wake, &of->lock);
 }
 
 QUEUE_TEST(after_a_failure_the_next_prompt_gets_another_scheduler)
 {
-    executor->script.status = third_is_dead;
+    executor->script.status = dies_after_four_rows;
+    executor->script.taken = third_waits;
     for (uint64_t i = 0; i < 4; i++)
         assert_int_equal(submit(client, i, 60, true), 0);
+    pthread_mutex_lock(&executor->lock);
+    all_are_submitted = true;
+    pthread_cond_broadcast(&executor->wake);
+    pthread_mutex_unlock(&executor->lock);
     for (int i = 0; i < 4; i++) {
         const struct cox_prompt_output *result = take(client);
         assert_int_equal(result->error->code, COX_PEER_DEAD);
@@ -457,7 +475,9 @@ QUEUE_TEST(m13_prompts_count_as_uses_until_they_are_done)
     for (uint64_t i = 0; i < 60; i++) {
         expect_text(take(client), 10);
     }
+    pthread_mutex_lock(&executor->lock);
     assert_true(executor->lora_row_count > 0);
+    pthread_mutex_unlock(&executor->lock);
     assert_int_equal(uses_of(lora, "a"), 0);
     assert_int_equal(uses_of(lora, "b"), 0);
     /* Cancelled ones, running or waiting, do not stay uses. */
