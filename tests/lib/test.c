@@ -24,7 +24,7 @@ struct owned {
 #define OWNED_COUNT_MAX 4096
 static struct owned owned[OWNED_COUNT_MAX];
 static size_t owned_count;
-/* The entry of the test that runs, and whether its function has returned. */
+/* The entry of the test that runs, and whether its function has returned, or it is skipped. */
 static struct test_entry *running;
 static bool may_release;
 
@@ -157,9 +157,10 @@ int test_run(CMFixtureFunction setup, CMFixtureFunction teardown)
 
 void test_needs(bool condition)
 {
-    may_release = !condition;
-    if (!condition)
-        skip();
+    if (condition)
+        return;
+    may_release = true;
+    skip();
 }
 
 void assert_contains(const char *text, const char *part)

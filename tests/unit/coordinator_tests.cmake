@@ -16,6 +16,8 @@ cox_unit_test(NAME shared_weights TIER quick
 cox_unit_test(NAME legacy_bridge TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/legacy_bridge_test.c ${CMAKE_CURRENT_LIST_DIR}/channel_fixture.c
     LIBS coxswain_coordinator)
+cox_unit_test(NAME helper_process TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/helper_process_test.c
+    LIBS coxswain_testlib coxswain_coordinator)
 cox_unit_test(NAME recorder TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/recorder_test.c
     LIBS coxswain_coordinator)
 foreach(name latency last_errors gathering rank divergence transport)
