@@ -804,7 +804,7 @@ static int piece_copy(struct serving *serving, const struct cox_kv_view *view)
     for (uint32_t i = 0; i < count; i++) {
         uint32_t number;
         memcpy(&number, serving->numbers + (serving->done + i) * sizeof number, sizeof number);
-        const int32_t status = cox_kv_view_copy(view, number, fetch->generation, at, NULL);
+        const int32_t status = cox_kv_view_copy(view, number, fetch->generation, 0, at, NULL);
         memcpy(statuses + i * sizeof status, &status, sizeof status);
         at += status ? 0 : block_size;
     }

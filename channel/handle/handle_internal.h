@@ -100,6 +100,20 @@ int cox_handle_yama(void);
 /* Fills in why the kernel may have denied access, as far as /proc shows, and what to do. */
 void cox_handle_explain_denied(pid_t exporter, char *text, size_t text_size);
 
+struct cox_handle_probe {
+    /* the kernel has pidfd_getfd and allows it between processes of this user */
+    bool pidfd_getfd;
+    /* -errno if it does not, else 0 */
+    int pidfd_error;
+    /* the given control socket replies */
+    bool control_socket;
+    /* the reason if it does not, else 0 */
+    int socket_error;
+    /* kernel.yama.ptrace_scope; -1: the kernel has no Yama */
+    int yama;
+    /* other processes of the user may access this one (dumpable) */
+    bool dumpable;
+};
 /* Tries both ways: pidfd_getfd on a temporary child process, and a connection to the control socket
  * (socket_path NULL: not tried). If yama is 1, success with the child does not mean that other
  * processes can be opened: one that is not a descendant needs a ptrace policy that allows it.

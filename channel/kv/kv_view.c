@@ -123,13 +123,23 @@ uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block)
                : COX_KV_UNUSED;
 }
 
-int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t generation, void *to,
-                     struct cox_error *err)
+static void words_await(const struct cox_kv_words *words, uint64_t deadline_ns)
+{
+    /* relaxed: a copy orders what it reads. */
+    while (atomic_load_explicit(&words->kv_generation, memory_order_relaxed) == COX_KV_EXPECTED &&
+           cox_now_ns() < deadline_ns)
+        cox_futex_wait(cox_kv_futex(words), (uint32_t)COX_KV_EXPECTED,
+                       cox_deadline_min(deadline_ns, cox_deadline_after_ms(WAIT_MS)));
+}
+
+int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t generation,
+                     uint64_t deadline_ns, void *to, struct cox_error *err)
 {
     if (block >= view->count)
         return cox_fail(err, COX_INVALID, "block %" PRIu32 " does not exist; there are %" PRIu32,
                         block, view->count);
     const struct cox_kv_words *words = &view->words[block];
+    words_await(words, deadline_ns);
     /* (a) acquire; partner: (2) in cox_kv_blocks_take. */
     const uint64_t change = atomic_load_explicit(&words->kv_change, memory_order_acquire);
     /* (b) acquire; partner: (5) in cox_kv_blocks_give. */
@@ -149,20 +159,5 @@ int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t ge
     /* (e) relaxed: ordered by (d). */
     if (atomic_load_explicit(&words->kv_change, memory_order_relaxed) != change)
         return cox_fail(err, COX_STALE, "block %" PRIu32 " was taken while it was copied", block);
-    return 0;
-}
-
-int cox_kv_view_await(const struct cox_kv_view *view, uint32_t block, uint64_t deadline_ns)
-{
-    if (block >= view->count)
-        return COX_INVALID;
-    const struct cox_kv_words *words = &view->words[block];
-    /* relaxed: a copy orders what it reads. */
-    while (atomic_load_explicit(&words->kv_generation, memory_order_relaxed) == COX_KV_EXPECTED) {
-        if (cox_now_ns() >= deadline_ns)
-            return COX_TIMEOUT;
-        cox_futex_wait(cox_kv_futex(words), (uint32_t)COX_KV_EXPECTED,
-                       cox_deadline_min(deadline_ns, cox_deadline_after_ms(WAIT_MS)));
-    }
     return 0;
 }

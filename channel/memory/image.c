@@ -5,7 +5,6 @@
 #include <coxswain/handle.h>
 
 #include <fcntl.h>
-#include <inttypes.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -81,29 +80,4 @@ int cox_region_seal_image(struct cox_region *region, const char *label, int *fd,
     cox_close_fd(fd);
     *fd = reader;
     return 0;
-}
-
-int cox_region_attach_image(struct cox_region *region, int fd, const char *label, uint64_t size,
-                            struct cox_error *err)
-{
-    const int all = (int)(IMAGE_SIZE_SEALS | F_SEAL_WRITE | F_SEAL_SEAL);
-    struct stat st;
-    int r = cox_region_check_fd(fd, label, err);
-    if (r)
-        return r;
-    const int seals = fcntl(fd, F_GET_SEALS);
-    if (seals < 0)
-        return cox_fail(err, errno == EINVAL ? COX_DENIED : -errno,
-                        "memory '%s' cannot be sealed: %s", label, cox_status_text(-errno));
-    if ((seals & all) != all)
-        return cox_fail(
-            err, COX_DENIED,
-            "memory '%s' has the seals %#x, expected %#x among them: another process could change it",
-            label, (unsigned)seals, (unsigned)all);
-    if (fstat(fd, &st) < 0)
-        return cox_fail(err, -errno, "memory '%s': %s", label, cox_status_text(-errno));
-    if (size == 0 || (uint64_t)st.st_size != size)
-        return cox_fail(err, COX_CORRUPT, "memory '%s' has %jd bytes, expected %" PRIu64, label,
-                        (intmax_t)st.st_size, size);
-    return cox_region_map(region, fd, size, COX_REGION_READ, label, err);
 }

@@ -510,10 +510,27 @@ int cox_region_replace(struct cox_region *region, int fd)
     return map == MAP_FAILED ? -errno : 0;
 }
 
+static int region_check_seals(int fd, const char *name, struct cox_error *err)
+{
+    const int all = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
+    const int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0)
+        return cox_fail(err, errno == EINVAL ? COX_DENIED : -errno,
+                        "region %s cannot be sealed: %s", name, cox_status_text(-errno));
+    if ((seals & all) != all)
+        return cox_fail(
+            err, COX_DENIED,
+            "region %s has the seals %#x, expected %#x among them: another process could change it",
+            name, (unsigned)seals, (unsigned)all);
+    return 0;
+}
+
 int cox_region_attach_fd(struct cox_region *region, int fd, const char *name, uint64_t size_min,
                          enum cox_region_access access, struct cox_error *err)
 {
     int r = cox_region_check_fd(fd, name, err);
+    if (r == 0 && access == COX_REGION_SEALED)
+        r = region_check_seals(fd, name, err);
     if (r)
         return r;
     struct stat st;

@@ -1,4 +1,6 @@
-/* region: what the library has beyond the part of handle.h on regions. Its contract is the same. */
+/* region: what the library has beyond the part of handle.h on regions. Its contract is the same,
+ * and regions may have names: an object that was created keeps its name until it is unlinked, also
+ * if the process dies. Mappings outlive the name. */
 #ifndef COX_CHANNEL_REGION_H
 #define COX_CHANNEL_REGION_H
 
@@ -104,6 +106,13 @@ int cox_region_replace(struct cox_region *region, int fd);
  */
 int cox_region_renew(struct cox_region *region, const char *name, struct cox_error *err);
 
+/* Free space for named regions (/dev/shm); UINT64_MAX: no limit. */
+struct cox_region_space {
+    uint64_t bytes;
+    uint64_t files;
+    /* largest region (ulimit -f); a larger one ends the process with SIGXFSZ */
+    uint64_t region;
+};
 /* region is filled also if there is no /dev/shm, because the limit applies to unnamed memory too.
  * Returns
  *   0

@@ -67,9 +67,8 @@ static int unload(struct cox_adapter_cache *adapters, struct cox_worker *worker,
     if (*ret_failure)
         return -1;
     /* An init may have removed it meanwhile. */
-    int r = cox_adapter_cache_remove(adapters, name, err);
-    cox_worker_lora_admit(worker, name);
-    return r ? STATUS(INVALID_LORA_ID) : STATUS(LORA_CMD_SUCCESS);
+    return cox_adapter_cache_remove(adapters, name, err) ? STATUS(INVALID_LORA_ID)
+                                                         : STATUS(LORA_CMD_SUCCESS);
 }
 
 int cox_engine_adapter_command(struct cox_adapter_cache *adapters, struct cox_worker *worker,

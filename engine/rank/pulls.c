@@ -213,10 +213,8 @@ static int run_copy(struct pull_run *run, const struct cox_pull_pair *pair, stru
         if (r)
             return r;
         r = cox_kv_view_copy(pull->link->view, pair->from, pull->from_generation,
+                             cox_deadline_min(pull->deadline_ns, cox_now_ns() + LOOK_NS),
                              cox_cache_block(run->cache, pair->to), &why);
-        if (r == COX_EMPTY)
-            cox_kv_view_await(pull->link->view, pair->from,
-                              cox_deadline_min(pull->deadline_ns, cox_now_ns() + LOOK_NS));
     } while (r == COX_EMPTY);
     if (r)
         return cox_fail(err, r, "%s: %s", pull->link->cluster, why.text);

@@ -70,10 +70,17 @@ static int held_open(const struct cox_weights_subscriber *weights,
     int r = cox_handle_open(&candidate->handle, weights->control_socket, deadline_ns, &fd, err);
 
     if (r == 0)
-        r = cox_region_attach_image(&held.region, fd, LABEL, candidate->size, err);
-    if (r == 0)
-        *ret_held = held;
-    return r;
+        r = cox_region_attach_fd(&held.region, fd, LABEL, candidate->size, COX_REGION_SEALED, err);
+    if (r)
+        return r;
+    if (held.region.size != candidate->size) {
+        r = cox_fail(err, COX_CORRUPT, "region " LABEL " has %" PRIu64 " bytes, expected %" PRIu64,
+                     held.region.size, candidate->size);
+        cox_region_detach(&held.region);
+        return r;
+    }
+    *ret_held = held;
+    return 0;
 }
 
 static int weights_open(struct cox_weights_subscriber *weights, uint64_t version,

@@ -71,23 +71,6 @@ struct cox_handle_info {
 COX_PUBLIC int cox_handle_parse(const struct cox_handle *handle, struct cox_handle_info *ret_info,
                                 struct cox_error *err);
 
-/* ---- which ways to open a handle work here ---- */
-
-struct cox_handle_probe {
-    /* the kernel has pidfd_getfd and allows it between processes of this user */
-    bool pidfd_getfd;
-    /* -errno if it does not, else 0 */
-    int pidfd_error;
-    /* the given control socket replies */
-    bool control_socket;
-    /* the reason if it does not, else 0 */
-    int socket_error;
-    /* kernel.yama.ptrace_scope; -1: the kernel has no Yama */
-    int yama;
-    /* other processes of the user may access this one (dumpable) */
-    bool dumpable;
-};
-
 /* Ptrace policy: which other processes may copy fds from this one, if Yama restricts that to
  * ancestors. The library sets it only if the caller asks for it. */
 enum cox_ptrace_policy {
@@ -265,15 +248,14 @@ COX_PUBLIC void cox_peer_close(struct cox_peer *peer);
 COX_PUBLIC bool cox_peer_alive(const struct cox_peer *peer);
 
 /*
- * ==== region: one shared memory object, named or not, mapped.
+ * ==== region: one shared memory object, mapped.
  *
  * Usable without a group.
  *
  * Threads: one at a time per struct. Access to the mapped bytes follows the rules of their layout.
- * Ownership: the caller owns struct cox_region; detach unmaps it. unlink removes the name, mappings
- *   stay.
+ * Ownership: the caller owns struct cox_region; detach unmaps it.
  * Blocks: nothing.
- * If the process dies: an object that was created keeps its name until it is unlinked.
+ * If the process dies: the kernel frees the object with its last fd and mapping.
  */
 
 struct cox_region {
@@ -285,13 +267,15 @@ struct cox_region {
 enum cox_region_access {
     COX_REGION_READ,
     COX_REGION_WRITE,
+    /* for reading, and only what no process can change any more: an image that is sealed */
+    COX_REGION_SEALED,
 };
 
 /* Maps the whole object behind fd, which stays the caller's, and must have at least size_min bytes.
  * name is used in err only; the object need not have one.
  * Returns
  *   0
- *   COX_DENIED: another owner, mode or type, or a second hard link; err says which
+ *   COX_DENIED: another owner, mode or type, a second hard link, or no seal; err says which
  *   COX_CORRUPT: too small
  *   -errno
  */
@@ -312,17 +296,6 @@ COX_PUBLIC void cox_region_detach(struct cox_region *region); /* idempotent */
 COX_PUBLIC int cox_region_create_unnamed(struct cox_region *region, const char *label,
                                          uint64_t size, unsigned seals, bool huge, int *ret_fd,
                                          struct cox_error *err);
-
-/* Free space for named regions (/dev/shm); UINT64_MAX: no limit. */
-struct cox_region_space {
-    uint64_t bytes;
-    uint64_t files;
-    /* largest region (ulimit -f); a larger one ends the process with SIGXFSZ */
-    uint64_t region;
-};
-
-#ifdef COX_TESTING
-#endif
 
 /*
  * ==== image: memory without a name that its creator fills and then seals. Afterwards no process
@@ -355,15 +328,6 @@ COX_PUBLIC int cox_region_create_image(struct cox_region *region, const char *la
  */
 COX_PUBLIC int cox_region_seal_image(struct cox_region *region, const char *label, int *fd,
                                      struct cox_error *err);
-/* Maps an image of exactly this size for reading.
- * Returns
- *   0
- *   COX_DENIED: the object is not memory, is another user's, or is not sealed
- *   COX_CORRUPT: the object has another size
- *   -errno
- */
-COX_PUBLIC int cox_region_attach_image(struct cox_region *region, int fd, const char *label,
-                                       uint64_t size, struct cox_error *err);
 
 #ifdef __cplusplus
 }

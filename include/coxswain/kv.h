@@ -131,26 +131,18 @@ COX_PUBLIC int cox_kv_view_attach(int fd, struct cox_kv_view **ret_view, struct 
 COX_PUBLIC struct cox_kv_view *cox_kv_view_free(struct cox_kv_view *view);
 
 COX_PUBLIC struct cox_kv_info cox_kv_view_info(const struct cox_kv_view *view);
-/* Copies the block, block_size bytes. generation: the user that it must have; COX_KV_UNUSED:
- * any.
+/* Copies the block, block_size bytes. generation: the user that it must have; COX_KV_UNUSED: any.
+ * Waits while the block's content is on its way, at most until deadline_ns (CLOCK_MONOTONIC; 0: not
+ * at all).
  * Returns
  *   0: `to` has the content that the owner gave under one generation
  *   COX_INVALID: no such block
- *   COX_EMPTY: the block's content is on its way: await it, and copy again
+ *   COX_EMPTY: the block's content is still on its way
  *   COX_STALE: the block has another user or none, or was taken during the copy; the bytes in `to`
  *     are invalid
  */
 COX_PUBLIC int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t generation,
-                                void *to, struct cox_error *err);
-/* Waits while the block's content is on its way. Whether it then comes under the generation that is
- * wanted, copy says.
- * Returns
- *   0: it is not on its way, or no longer
- *   COX_INVALID: no such block
- *   COX_TIMEOUT
- */
-COX_PUBLIC int cox_kv_view_await(const struct cox_kv_view *view, uint32_t block,
-                                 uint64_t deadline_ns);
+                                uint64_t deadline_ns, void *to, struct cox_error *err);
 
 #ifdef __cplusplus
 }

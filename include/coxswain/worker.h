@@ -118,7 +118,7 @@ struct cox_batch_row {
 };
 
 /* A version of the model's weights that the coordinator shares. It is in an image: memory that no
- * process can write any more (cox_region_attach_image). */
+ * process can write any more (COX_REGION_SEALED). */
 struct cox_weights_candidate {
     /* from 1; only grows */
     uint64_t version;
@@ -432,9 +432,8 @@ struct cox_worker_callbacks {
      *   - link attaches to the KV blocks of another group's ranks (cox_handle_open,
      *     cox_kv_view_attach).
      *   - pull_kv copies a block under the generation that the request names (cox_kv_view_copy,
-     *     cox_kv_generation_of). On COX_EMPTY, as for a block that still comes from another
-     *     machine, it waits a moment (cox_kv_view_await), looks whether it must end, and copies
-     *     again.
+     *     cox_kv_generation_of) with a deadline of a moment. On COX_EMPTY, as for a block that
+     *     still comes from another machine, it looks whether it must end, and copies again.
      *   - Before a step writes a block that belonged to another sequence, it calls
      *     cox_kv_blocks_take, and cox_kv_blocks_give after it. */
     void (*link)(void *context, const struct Coxswain__PDLinkRequest *request);
@@ -570,18 +569,17 @@ COX_PUBLIC bool cox_worker_busy(const struct cox_worker *worker);
 
 /* ---- for the lora callback ---- */
 
-/* Retires an adapter before it is unloaded. Until admit, steps that announce a sequence with it are
- * refused (COX_BUSY). Blocks until no live sequence uses it, at most until the request's deadline
- * (5 s if it has none), the request's cancellation, or the worker's end. Only live sequences have
- * rows with this lora_id, so after success no callback reads the adapter. Inside the lora callback
- * only.
+/* Retires an adapter before it is unloaded. Until the lora callback returns, steps that announce a
+ * sequence with it are refused (COX_BUSY). Blocks until no live sequence uses it, at most until the
+ * request's deadline (5 s if it has none), the request's cancellation, or the worker's end. Only
+ * live sequences have rows with this lora_id, so after success no callback reads the adapter.
+ * Inside the lora callback only.
  * Returns
  *   0
- *   COX_BUSY: some sequences still use it, err has their number; the adapter is admitted again
+ *   COX_BUSY: some sequences still use it, err has their number; steps are not refused any more
  *   -ENOMEM */
 COX_PUBLIC int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id,
                                       struct cox_error *err);
-COX_PUBLIC void cox_worker_lora_admit(struct cox_worker *worker, const char *lora_id);
 
 /* Reports a fault to the coordinator outside any reply, on the error channel. The text is cut to
  * what fits. Waits for the slot until deadline_ns; a past deadline takes the slot only if it is

@@ -228,7 +228,7 @@ static int slice_pull(const struct run *run, struct cox_error *err)
 {
     int r = 0;
     for (uint32_t i = 0; r == 0 && i < run->block_count; i++)
-        r = cox_kv_view_copy(run->theirs, run->order[i], GENERATION,
+        r = cox_kv_view_copy(run->theirs, run->order[i], GENERATION, 0,
                              own_block(run, target_of(run, i)), err);
     return r;
 }

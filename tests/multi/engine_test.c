@@ -85,11 +85,6 @@ int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id, struc
     return 0;
 }
 
-void cox_worker_lora_admit(struct cox_worker *worker, const char *lora_id)
-{
-    (void)worker, (void)lora_id;
-}
-
 void cox_worker_tell_group_time(struct cox_worker *worker, uint64_t group_ns, uint64_t wait_ns)
 {
     (void)worker, (void)group_ns, (void)wait_ns;

@@ -56,11 +56,11 @@ def test_what_is_expected_is_awaited():
         assert blocks.generation(1) == 2**64 - 1
         with pytest.raises(coxswain.Empty, match="on its way"):
             view.copy(1, bytearray(64), 7)
-        view.wait(1, 0.01)
+        with pytest.raises(coxswain.Empty):
+            view.copy(1, bytearray(64), 7, timeout=0.01)
         timer = threading.Timer(0.05, lambda: blocks.give(1, 7))
         timer.start()
-        view.wait(1, 60)
-        view.copy(1, bytearray(64), 7)
+        view.copy(1, bytearray(64), 7, timeout=60)
         timer.join()
 
 

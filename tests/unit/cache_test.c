@@ -199,7 +199,7 @@ static uint64_t owner_of(struct cox_cache *cache, uint32_t block)
 static int copy_of(struct cox_kv_view *reader, uint32_t block, uint64_t generation, char *ret_mark)
 {
     char bytes[1024];
-    const int r = cox_kv_view_copy(reader, block, generation, bytes, NULL);
+    const int r = cox_kv_view_copy(reader, block, generation, 0, bytes, NULL);
 
     assert_true(cox_kv_view_info(reader).block_size <= sizeof(bytes));
     *ret_mark = bytes[0];

@@ -46,7 +46,7 @@ static void give(struct both *both, uint32_t block, uint64_t generation, int byt
 static int copy(struct both *both, uint32_t block, uint64_t generation, struct cox_error *err)
 {
     memset(both->bytes, 0, SIZE);
-    return cox_kv_view_copy(both->view, block, generation, both->bytes, err);
+    return cox_kv_view_copy(both->view, block, generation, 0, both->bytes, err);
 }
 
 PLAIN_TEST(p9_a_block_is_copied_under_its_generation_alone)
@@ -93,7 +93,6 @@ PLAIN_TEST(what_cannot_be_taken_or_given_is_refused)
     assert_int_equal(cox_kv_blocks_give(both.blocks, 0, COX_KV_UNUSED), COX_INVALID);
     assert_int_equal(cox_kv_blocks_give(both.blocks, 0, COX_KV_EXPECTED), COX_INVALID);
     assert_int_equal(cox_kv_blocks_expect(both.blocks, COUNT), COX_INVALID);
-    assert_int_equal(cox_kv_view_await(both.view, COUNT, 0), COX_INVALID);
     assert_int_equal(cox_kv_blocks_give(both.blocks, 0, 7), 0);
     /* Without a take readers of 7 would not notice. */
     assert_int_equal(cox_kv_blocks_give(both.blocks, 0, 8), COX_STATE);
@@ -104,31 +103,31 @@ PLAIN_TEST(what_is_expected_is_awaited)
 {
     struct both both;
     both_open(&both);
-    assert_int_equal(cox_kv_view_await(both.view, 1, 0), 0); /* nothing is expected */
     give(&both, 1, 7, 'a');
-    assert_int_equal(cox_kv_view_await(both.view, 1, 0), 0);
     assert_int_equal(cox_kv_blocks_expect(both.blocks, 1), 0);
     assert_int_equal(cox_kv_blocks_generation(both.blocks, 1), COX_KV_EXPECTED);
     assert_refused(copy(&both, 1, 7, test_err()), COX_EMPTY, "block 1 is on its way");
     assert_int_equal(copy(&both, 1, COX_KV_UNUSED, NULL), COX_EMPTY);
-    assert_int_equal(cox_kv_view_await(both.view, 1, cox_deadline_after_ms(25)), COX_TIMEOUT);
+    const uint64_t deadline_ns = cox_deadline_after_ms(25);
+    assert_int_equal(cox_kv_view_copy(both.view, 1, 7, deadline_ns, both.bytes, NULL), COX_EMPTY);
+    assert_true(cox_now_ns() >= deadline_ns);
     fill(&both, 1, 'b');
     assert_int_equal(cox_kv_blocks_give(both.blocks, 1, 7), 0);
-    assert_int_equal(cox_kv_view_await(both.view, 1, 0), 0);
     assert_int_equal(copy(&both, 1, 7, NULL), 0);
     assert_int_equal(both.bytes[9], 'b');
     /* What does not come after all. */
     assert_int_equal(cox_kv_blocks_expect(both.blocks, 1), 0);
     assert_int_equal(cox_kv_blocks_take(both.blocks, 1), 0);
-    assert_int_equal(cox_kv_view_await(both.view, 1, 0), 0);
     assert_int_equal(copy(&both, 1, 7, NULL), COX_STALE);
 }
 
 static void *awaiting_main(void *argument)
 {
     const struct both *both = argument;
+    uint8_t bytes[SIZE];
 
-    return (void *)(intptr_t)cox_kv_view_await(both->view, 1, cox_deadline_after_ms(60000));
+    return (void *)(intptr_t)cox_kv_view_copy(both->view, 1, UINT32_MAX,
+                                              cox_deadline_after_ms(60000), bytes, NULL);
 }
 
 PLAIN_TEST(a_give_and_a_take_end_the_wait)
@@ -151,7 +150,7 @@ PLAIN_TEST(a_give_and_a_take_end_the_wait)
             assert_int_equal(cox_kv_blocks_take(both.blocks, 1), 0);
         for (int k = 0; k < 2; k++) {
             assert_int_equal(pthread_join(threads[k], &result), 0);
-            assert_int_equal((intptr_t)result, 0);
+            assert_int_equal((intptr_t)result, i % 4 < 2 ? 0 : COX_STALE);
         }
     }
 }
@@ -257,7 +256,7 @@ PLAIN_TEST(sparse_blocks_have_the_pages_that_are_reserved)
     assert_int_equal(cox_kv_blocks_give(both.blocks, MANY - 1, 7), 0);
     assert_int_equal(pages_of(both.blocks), words + one);
     uint8_t bytes[6400];
-    assert_int_equal(cox_kv_view_copy(both.view, MANY - 1, 7, bytes, NULL), 0);
+    assert_int_equal(cox_kv_view_copy(both.view, MANY - 1, 7, 0, bytes, NULL), 0);
     assert_int_equal(bytes[6399], 'q');
     const int fd = cox_kv_blocks_info(both.blocks).fd;
     expect_no_writing(fd);
@@ -336,10 +335,11 @@ PLAIN_TEST(g1d_a_view_checks_all_that_an_owner_writes)
     fd = forge(&odd, sizeof(odd), 16384, ALL);
     assert_int_equal(cox_kv_view_attach(fd, &view, NULL), 0);
     close(fd);
-    assert_int_equal(cox_kv_view_copy(view, 0, UINT64_MAX - 1, bytes, NULL), 0);
-    assert_int_equal(cox_kv_view_copy(view, 1, COX_KV_EXPECTED, bytes, NULL), COX_EMPTY);
-    assert_int_equal(cox_kv_view_await(view, 1, cox_deadline_after_ms(25)), COX_TIMEOUT);
-    assert_int_equal(cox_kv_view_copy(view, 2, UINT64_MAX, bytes, NULL), COX_STALE);
+    assert_int_equal(cox_kv_view_copy(view, 0, UINT64_MAX - 1, 0, bytes, NULL), 0);
+    assert_int_equal(
+        cox_kv_view_copy(view, 1, COX_KV_EXPECTED, cox_deadline_after_ms(25), bytes, NULL),
+        COX_EMPTY);
+    assert_int_equal(cox_kv_view_copy(view, 2, UINT64_MAX, 0, bytes, NULL), COX_STALE);
     cox_kv_view_free(view);
     assert_int_equal(cox_kv_view_attach(STDIN_FILENO, &view, NULL), COX_DENIED);
 }

@@ -82,7 +82,9 @@ static void expect_offer(const struct cox_weights_announcement *announcement, ui
     assert_int_equal(announcement->version, version);
     assert_ok(cox_handle_open(&announcement->handle, NULL, cox_deadline_after_ms(PATIENCE_MS), &fd,
                               test_err()));
-    assert_ok(cox_region_attach_image(&region, fd, "cox_weights", announcement->size, test_err()));
+    assert_ok(cox_region_attach_fd(&region, fd, "cox_weights", announcement->size,
+                                   COX_REGION_SEALED, test_err()));
+    assert_int_equal(region.size, announcement->size);
     assert_ok(cox_model_block_read(region.base, region.size, &block, test_err()));
     assert_true(block.digest == digest_of(folder));
     cox_region_detach(&region);

@@ -37,6 +37,11 @@ static void expect_unchangeable(int fd)
     assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
 }
 
+static int attach_sealed(struct cox_region *region, int fd, uint64_t size, struct cox_error *err)
+{
+    return cox_region_attach_fd(region, fd, LABEL, size, COX_REGION_SEALED, err);
+}
+
 LEAK_TEST(g1c_an_image_cannot_be_changed)
 {
     struct cox_region region = {0};
@@ -45,7 +50,7 @@ LEAK_TEST(g1c_an_image_cannot_be_changed)
     assert_int_equal(fcntl(fd, F_GET_SEALS) & ALL_SEALS, ALL_SEALS);
     expect_unchangeable(fd);
     expect_unchangeable(again);
-    assert_int_equal(cox_region_attach_image(&region, fd, LABEL, SIZE, &error), 0);
+    assert_int_equal(attach_sealed(&region, fd, SIZE, &error), 0);
     assert_int_equal(region.size, SIZE);
     assert_int_equal(mprotect(region.base, SIZE, PROT_READ | PROT_WRITE), -1);
     assert_int_equal(madvise(region.base, SIZE, MADV_REMOVE), -1);
@@ -138,18 +143,17 @@ LEAK_TEST(what_is_no_image_is_refused)
         assert_int_equal(ftruncate(fd, SIZE), 0);
         assert_int_equal(fchmod(fd, 0600), 0);
         assert_int_equal(fcntl(fd, F_ADD_SEALS, ALL_SEALS & ~seals[i]), 0);
-        assert_refused(cox_region_attach_image(&region, fd, LABEL, SIZE, test_err()), COX_DENIED,
+        assert_refused(attach_sealed(&region, fd, SIZE, test_err()), COX_DENIED,
                        "another process could change it");
     }
     int null = test_own_fd(open("/dev/null", O_RDWR | O_CLOEXEC));
-    assert_int_equal(cox_region_attach_image(&region, null, LABEL, SIZE, NULL), COX_DENIED);
+    assert_int_equal(attach_sealed(&region, null, SIZE, NULL), COX_DENIED);
     int file = test_own_fd(open(SHM, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
     assert_int_equal(ftruncate(file, SIZE), 0);
-    assert_int_equal(cox_region_attach_image(&region, file, LABEL, SIZE, NULL), COX_DENIED);
+    assert_int_equal(attach_sealed(&region, file, SIZE, NULL), COX_DENIED);
     int fd = image_of(1);
-    assert_refused(cox_region_attach_image(&region, fd, LABEL, SIZE + 1, test_err()), COX_CORRUPT,
-                   "20000 bytes, expected 20001");
-    assert_int_equal(cox_region_attach_image(&region, fd, LABEL, SIZE - 1, NULL), COX_CORRUPT);
+    assert_refused(attach_sealed(&region, fd, SIZE + 1, test_err()), COX_CORRUPT,
+                   "20000 bytes, expected at least 20001");
     assert_null(region.base);
 }
 
@@ -256,8 +260,11 @@ LEAK_TEST(an_offer_that_is_none_changes_nothing)
     assert_int_equal(take(2, &bad, &value), COX_CORRUPT);
     assert_contains(error.text, "version 2 of the model's weights");
     bad = candidate_of(2, 22);
-    bad.size++;
+    bad.size = SIZE + 1;
     assert_int_equal(take(2, &bad, &value), COX_CORRUPT);
+    bad.size = SIZE - 1;
+    assert_int_equal(take(2, &bad, &value), COX_CORRUPT);
+    assert_contains(error.text, "has 20000 bytes, expected 19999");
     int fd = test_own_fd(memfd_create("none", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     assert_int_equal(ftruncate(fd, SIZE), 0);
     assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &bad.handle, &error), 0);

@@ -257,8 +257,10 @@ static int serve_lora(struct cox_channel_thread *thread, ExecuteResponse *respon
     response->lora_operation_response = body;
     if (!worker->callbacks->lora)
         return 0; /* the protocol has a status for this */
-    return worker->callbacks->lora(worker->context, message->lora_operation_request, &thread->arena,
-                                   body, &thread->error);
+    int r = worker->callbacks->lora(worker->context, message->lora_operation_request,
+                                    &thread->arena, body, &thread->error);
+    cox_adapter_references_open(cox_table_adapter_references(worker->table));
+    return r;
 }
 
 static bool lora_cancelled(void *context)
@@ -291,11 +293,6 @@ int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id, struc
         return cox_fail(err, r, "the LoRA adapter '%.*s' is still in use by %" PRIu32 " sequence%s",
                         COX_LORA_NAME_LENGTH_MAX, lora_id, count, count == 1 ? "" : "s");
     return r ? cox_fail(err, r, "no memory to unload a LoRA adapter") : 0;
-}
-
-void cox_worker_lora_admit(struct cox_worker *worker, const char *lora_id)
-{
-    cox_adapter_references_open(cox_table_adapter_references(worker->table), lora_id);
 }
 
 static int call_pull(struct cox_channel_thread *thread)

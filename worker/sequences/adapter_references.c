@@ -156,11 +156,12 @@ int cox_adapter_references_close(struct cox_adapter_references *references, cons
     return r;
 }
 
-void cox_adapter_references_open(struct cox_adapter_references *references, const char *name)
+void cox_adapter_references_open(struct cox_adapter_references *references)
 {
     pthread_mutex_lock(&references->lock);
-    struct cox_adapter_reference *reference = find(references, name);
-    if (reference) {
+    struct cox_adapter_reference *next;
+    for (struct cox_adapter_reference *reference = references->first; reference; reference = next) {
+        next = reference->next;
         reference->closed = false;
         drop_if_idle(references, reference);
     }

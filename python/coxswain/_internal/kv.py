@@ -183,20 +183,20 @@ class KvView(Owned):
         """Bytes of a block."""
         return int(lib.cox_kv_view_info(self._use()).block_size)
 
-    def copy(self, block: int, to: Any, generation: int = 0) -> None:
+    def copy(self, block: int, to: Any, generation: int = 0, timeout: float = 0) -> None:
         """Copies a block to a writable buffer of block_bytes. generation: the user that it must
-        have; 0: any. Raises Stale: it has another one, or was taken during the copy; `to` is
-        invalid then. Raises Empty: its content is on its way, so wait and copy again."""
+        have; 0: any. timeout: seconds to wait while the block's content is on its way. Raises
+        Stale: it has another user, or was taken during the copy; `to` is invalid then. Raises
+        Empty: its content is still on its way."""
+        deadline = deadline_of(timeout)
         with ffi.from_buffer(to, require_writable=True) as target:
             if len(target) != self.block_bytes:
                 raise Invalid(f"a block has {self.block_bytes} bytes, not {len(target)}")
             self._call(
-                lambda native, err: lib.cox_kv_view_copy(native, block, generation, target, err)
+                lambda native, err: lib.cox_kv_view_copy(
+                    native, block, generation, deadline, target, err
+                )
             )
-
-    def wait(self, block: int, timeout: float) -> None:
-        """Until the block's content is not on its way, or no longer, or for `timeout` seconds."""
-        lib.cox_kv_view_await(self._use(), block, deadline_of(timeout))
 
 
 def generation_of(sequence: int) -> int:
@@ -492,10 +492,11 @@ class KvTransfer:
                     looked = time.monotonic_ns()
                 self._check(pull, link, clears)
                 try:
-                    view.copy(source, memory[to * size : (to + 1) * size], expected)
+                    target = memory[to * size : (to + 1) * size]
+                    view.copy(source, target, expected, timeout=_ALIVE_NS / 1e9)
                     arrived = True
                 except Empty:
-                    view.wait(source, _ALIVE_NS / 1e9)
+                    continue
                 except Error as error:
                     raise type(error)(f"{pull.cluster_id}: {error}") from None
             copied[0] += size
