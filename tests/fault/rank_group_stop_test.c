@@ -27,7 +27,15 @@ struct session {
     _Atomic uint32_t ended, timeouts, aligned;
 };
 
-/* "ranks 0, 2-3 did not": is this one of them? */
+/* "rank 1 did not", and "ranks 0, 2-3 did not". */
+static bool is_singular_or_plural(const char *text)
+{
+    const char *did = strstr(text, " did not arrive");
+    const bool several = did && text + strcspn(text, ",-") < did;
+    return !did || strncmp(text, several ? "ranks " : "rank ", several ? 6 : 5) == 0;
+}
+
+/* Is this one of them? */
 static bool names(const char *text, uint32_t rank)
 {
     while (*text && (*text < '0' || *text > '9'))
@@ -70,6 +78,7 @@ static void stopped_main(const struct forks_self *self)
                                   self->rank == VICTIM ? TEST_PATIENCE_MS : DEADLINE_MS);
     FORK_CHECK(r == COX_ABORTED || (r == COX_TIMEOUT && self->rank != VICTIM), "%d %s", r,
                test_error.text);
+    FORK_CHECK(r != COX_TIMEOUT || is_singular_or_plural(test_error.text), "%s", test_error.text);
     if (r == COX_TIMEOUT && names(test_error.text, VICTIM))
         atomic_fetch_add(&session->timeouts, 1);
     cox_fault_arm(NULL); /* if it was late, no process would continue it from now on */

@@ -1,6 +1,7 @@
 #include "test.h"
 
 #include <ftw.h>
+#include <netinet/in.h>
 
 static struct test_entry *entries;
 static pid_t runner; /* the thread that runs the tests */
@@ -227,6 +228,31 @@ int test_reopen(int fd, int flags)
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     return open(path, flags | O_CLOEXEC);
+}
+
+int test_lingering_socket(int *ret_peer)
+{
+    static const char bytes[65536];
+    const struct linger on = {1, 3600};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t size = sizeof address;
+    const int small = 4096;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
+    COX_ASSERT(bind(listener, (struct sockaddr *)&address, sizeof address) == 0);
+    COX_ASSERT(listen(listener, 16) == 0);
+    COX_ASSERT(getsockname(listener, (struct sockaddr *)&address, &size) == 0);
+    COX_ASSERT(connect(fd, (struct sockaddr *)&address, sizeof address) == 0);
+    *ret_peer = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    COX_ASSERT(*ret_peer >= 0);
+    close(listener);
+    while (send(fd, bytes, sizeof bytes, MSG_DONTWAIT) > 0)
+        continue;
+    COX_ASSERT(errno == EAGAIN);
+    COX_ASSERT(setsockopt(fd, SOL_SOCKET, SO_LINGER, &on, sizeof on) == 0);
+    return fd;
 }
 
 /* ---- waiting ---- */

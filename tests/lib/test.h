@@ -97,6 +97,9 @@ int test_entry_count(const char *folder, const char *part, const char *other);
 size_t test_mapping_count(const char *part);
 /* Another fd of what this one is of, close-on-exec, as /proc gives it to the user; -1: errno. */
 int test_reopen(int fd, int flags);
+/* A TCP socket whose last close takes an hour, unless lingering is switched off: *ret_peer, the
+ * caller's too, reads nothing. An exit does not linger. */
+int test_lingering_socket(int *ret_peer);
 
 /* ---- what a test owns ---- */
 

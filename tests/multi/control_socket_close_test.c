@@ -5,11 +5,6 @@
 #include "channel/socket/hello.h"
 #include "control_socket_fixture.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-
-/* Longer than any test has patience. */
-#define LINGER_S 3600
 #define TRAP_COUNT_MAX 4000
 
 /* ---- fds whose last close hangs ---- */
@@ -29,26 +24,7 @@ static uint32_t end_count;
 
 static int lingering(void)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    const struct linger on = {1, LINGER_S};
-    static const char bytes[65536];
-    socklen_t size = sizeof address;
-    const int small = 4096;
-    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
-    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
-    CHECK(bind(listener, (struct sockaddr *)&address, sizeof address) == 0);
-    CHECK(listen(listener, 16) == 0);
-    CHECK(getsockname(listener, (struct sockaddr *)&address, &size) == 0);
-    CHECK(connect(fd, (struct sockaddr *)&address, sizeof address) == 0);
-    int end = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-    CHECK(end >= 0);
-    close(listener);
-    while (send(fd, bytes, sizeof bytes, MSG_DONTWAIT) > 0)
-        continue;
-    CHECK(errno == EAGAIN);
-    CHECK(setsockopt(fd, SOL_SOCKET, SO_LINGER, &on, sizeof on) == 0);
+    int end, fd = test_lingering_socket(&end);
     CHECK(cox_socket_send(home, "e", 1, &end, 1, PATIENCE) == 0);
     return fd;
 }

@@ -373,6 +373,8 @@ def a_hang_tells_where_each_rank_stands():
         check(told["text"].startswith("rank"), told)
         os.kill(group.pids[1], signal.SIGCONT)
         expect(group.stop(), 0)
+        err = harness.finish(group.process).err
+        check("a dead coordinator" not in err, "nobody has died: " + err)
 
 
 def read_all(fd):

@@ -75,9 +75,10 @@ TEST(p1_the_death_of_the_real_worker_is_reported_at_once)
             assert_contains(c->text, "rank 1 (pid ");
         }
         test_await_death(g, 1);
-        char real[64];
-        snprintf(real, sizeof real, "rank 1 (pid %d, in its wrapper %d) is dead", peer.pid,
-                 wrapper.pid);
+        char real[128];
+        snprintf(real, sizeof real,
+                 "rank 1 (pid %d, in its wrapper %d) is dead; how is known only to its wrapper",
+                 peer.pid, wrapper.pid);
         assert_contains(test_death_text(g, 1), real);
         assert_true(peer_ends(&wrapper));
         assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);

@@ -91,3 +91,23 @@ LEAK_TEST(a_thread_that_begins_after_the_end_closes_all)
     assert_int_equal(fd_count(), fds);
     sem_destroy(&late);
 }
+
+LEAK_TEST(no_socket_in_a_queue_lingers)
+{
+    struct cox_closer *closer;
+    int pair[2], peers[3];
+    threads = STARTS;
+    assert_int_equal(cox_closer_new(&closer), 0);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    for (int i = 0; i < 3; i++) {
+        int fd = test_lingering_socket(&peers[i]);
+        assert_int_equal(cox_socket_send(pair[0], "x", 1, &fd, 1, 0), 0);
+        close(fd);
+    }
+    cox_close_fd(&pair[0]);
+    cox_closer_hang_up(closer, &pair[1]);
+    AWAIT(cox_closer_counts(closer).waiting == 0);
+    for (int i = 0; i < 3; i++)
+        close(peers[i]);
+    assert_null(cox_closer_free(closer));
+}

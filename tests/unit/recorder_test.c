@@ -604,3 +604,60 @@ PLAIN_TEST(crash_files_are_bounded_and_whole)
         -ENOENT, "/proc/none");
     assert_int_equal(cox_recording_of_rings(folder, "none", &read, &err), COX_NOT_FOUND);
 }
+
+/* ---- what a dead group has left ---- */
+
+static const char *ring_path(const char *folder, uint32_t rank)
+{
+    static char path[COX_RECORDER_PATH_SIZE];
+    assert_int_equal(cox_recording_ring_path(folder, "g", rank, path, NULL), 0);
+    return path;
+}
+
+/* The file of one rank, with the recorder of another one, or of another group. */
+static void ring_make(const char *folder, uint32_t file, uint32_t rank, uint32_t instance)
+{
+    int fd = -1;
+    assert_ok(cox_recorder_file_create(ring_path(folder, file), rank, instance, &fd, test_err()));
+    close(fd);
+}
+
+PLAIN_TEST(m18_rings_of_others_are_left_out)
+{
+    const char *folder = test_folder();
+    _cox_cleanup_(cox_recording_freep) CoxswainRecording__Recording *read = NULL;
+    struct cox_recorder *own = NULL;
+    assert_ok(cox_recorder_new_coordinator(ring_path(folder, COX_RECORDER_COORDINATOR), 7,
+                                           COX_RECORDER_NS, &own, test_err()));
+    cox_recorder_unref(own);
+    ring_make(folder, 0, 0, 7);
+    ring_make(folder, 1, 1, 6); /* of the group before */
+    ring_make(folder, 2, 2, 7);
+    ring_make(folder, 3, 2, 7); /* of another rank */
+    assert_ok(cox_recording_of_rings(folder, "g", &read, test_err()));
+    assert_int_equal(read->n_ranks, 3);
+    assert_true(read->ranks[0]->has_recorder && !read->ranks[1]->has_recorder &&
+                read->ranks[2]->has_recorder);
+
+    ring_make(folder, COX_RECORDER_COORDINATOR, 0, 7);
+    CoxswainRecording__Recording *none = NULL;
+    assert_int_equal(cox_recording_of_rings(folder, "g", &none, test_err()), COX_CORRUPT);
+    assert_null(none);
+    cox_recording_rings_remove(folder, "g");
+    assert_int_equal(access(ring_path(folder, 2), F_OK), -1);
+}
+
+PLAIN_TEST(m18_a_name_is_locked_once)
+{
+    const char *folder = test_folder();
+    char missing[COX_RECORDER_PATH_SIZE];
+    int first = -1, second = -1;
+    assert_ok(cox_recording_lock(folder, "g", &first, test_err()));
+    assert_refused(cox_recording_lock(folder, "g", &second, test_err()), COX_TAKEN, "a live group");
+    cox_recording_unlock(folder, "g", &first);
+    assert_ok(cox_recording_lock(folder, "g", &first, test_err()));
+    cox_recording_unlock(folder, "g", &first);
+    snprintf(missing, sizeof missing, "%s/none", folder);
+    assert_refused(cox_recording_lock(missing, "g", &second, test_err()), -ENOENT, "none/");
+    assert_int_equal(second, -1);
+}
