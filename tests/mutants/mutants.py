@@ -10,7 +10,7 @@ Usage: mutants.py draw [--count N] [--seed S]   writes list.tsv anew
 
 list.tsv has a line for each fault: file, function, which of the function's lines with this text, the line before and
 after, verdict. A verdict is the name of the test that found the fault, `survived`, `unreached` (no test gets to the
-line), or `equal: REASON` after a person has looked. Verdicts go with the code: a fault in a function that has changed
+statement), or `equal: REASON` after a person has looked. Verdicts go with the code: a fault in a function that has changed
 since is tried again when its verdict is removed.
 
 All faults are compiled into one build, in a copy of the committed tree under build/mutants: a function has its body
@@ -46,8 +46,12 @@ SURVIVED = "survived"
 UNREACHED = "unreached"
 TIERS = ("quick", "all")
 # Of a test's recorded time, and at least: a fault may make it hang.
-TIMES_MAX, SECONDS_MIN = 10, 40
+TIMES_MAX, SECONDS_MIN = 5, 40
 FAULTS_MAX = 1 << 16
+# A test that fails without a fault so many times is not asked.
+TRIES = 2
+# What the tests that each fault is tried with first take together.
+SHORT_SECONDS = 30
 SKIPPED = 77
 PR_SET_CHILD_SUBREAPER = 36
 # Tests that a fault in the product is not looked for with: of the text of the tree, of the time of a build.
@@ -66,16 +70,19 @@ OPERATORS = [
 # A call whose value nobody uses: the whole line goes.
 CALL = re.compile(r"^\s+[a-z]\w+(\(.*\)|->\w+\(.*\));$")
 LABEL = re.compile(r"^\s*(?!default\b)(\w+):$")
+# The end of a line that the next statement may follow; the beginnings of lines that belong to a statement above.
+STATEMENT_END = re.compile(r"([;{}:]|^)\s*$")
+STATEMENT_PART = re.compile(r"^\s*(}|else\b|#|while\b.*;$|(case\b.*|default|\w+):$)")
+# The end of an `if` or a loop that has no braces, and the statement that belongs to it.
+HEADER_END = re.compile(r"(\)|\belse|\bdo)\s*$")
+STATEMENT = re.compile(r"^\s*(?!while\b)[\w*(].*;\s*$")
 
 # What every file of the product is compiled with, and the library that it calls.
 CHOICE_H = """\
 extern int cox_mutant_chosen;
 extern unsigned char *cox_mutants_reached;
-static inline __attribute__((unused)) int cox_mutant(int number)
-{
-    cox_mutants_reached[number] = 1;
-    return cox_mutant_chosen == number;
-}
+#define cox_mutant(number) (cox_mutant_chosen == (number))
+#define cox_mutant_reached(number) __atomic_store_n(&cox_mutants_reached[number], 1, __ATOMIC_RELAXED)
 """
 CHOICE_C = """\
 #include <fcntl.h>
@@ -187,20 +194,37 @@ def body_with(lines, place, after, number):
             *body, *([] if value else ["    return;"]), "    }"]
 
 
+def statement_of(code, begin, at):
+    """The line of a function that a statement before the one at a line can be put before: the statement's first, or
+    that of the `if` or loop around it where there are no braces."""
+    indent = len(code[at]) - len(code[at].lstrip())
+    while at > begin and (STATEMENT_PART.match(code[at]) or not STATEMENT_END.search(code[at - 1].rstrip("~ ")) or
+                          len(code[at]) - len(code[at].lstrip()) > indent):
+        at -= 1
+        if code[at].strip():
+            indent = min(indent, len(code[at]) - len(code[at].lstrip()))
+    return at
+
+
 def with_faults(lines, faults):
     """The lines of a file with its faults, {number: fault}; and {line of the result: number of the fault}."""
-    added = collections.defaultdict(list)
+    added, marked, code = collections.defaultdict(list), collections.defaultdict(str), code_of(lines)
     for number, fault in faults.items():
         place = find(lines, fault)
         if place:
             added[place[0]].append((number, body_with(lines, place, fault.after, number)))
+            mark, at = "cox_mutant_reached(%d);" % number, place[3]
+            if STATEMENT.match(code[at].rstrip("~ ")) and HEADER_END.search(code[at - 1].rstrip("~ ")):
+                marked[at] += mark
+            else:
+                added[statement_of(code, place[0], at)].append((number, [mark]))
     written, owners = [], {}
     for index, line in enumerate(lines):
         for number, body in added.get(index, ()):
             for text in body:
                 written.append(text)
                 owners[len(written)] = number
-        written.append(line)
+        written.append("{ %s %s }" % (marked[index], line) if index in marked else line)
     return written, owners
 
 
@@ -327,7 +351,7 @@ def become_reaper():
 
 
 def reached_by(test, seconds, count, extra=()):
-    """The faults, by number, whose function a test enters; and whether it passes without any."""
+    """The faults, by number, whose statement a test gets to; and whether it passes without any."""
     path = os.path.join(PLACE, "reached-%d" % os.getpid())
     with open(path, "wb") as file:
         file.truncate(FAULTS_MAX)
@@ -437,7 +461,8 @@ class Trial:
 
 
 def in_processes(call, jobs):
-    with multiprocessing.get_context("fork").Pool(os.cpu_count(), become_reaper) as pool:
+    # Most of a test's time is waiting.
+    with multiprocessing.get_context("fork").Pool(2 * os.cpu_count(), become_reaper) as pool:
         yield from pool.imap_unordered(call, jobs)
 
 
@@ -450,11 +475,14 @@ def who_reaches(trial):
             kept = json.load(file)
         if kept["key"] == key:
             return kept["tests"]
-    tests = {}
-    for name, (reached, passed) in in_processes(trial.reach, sorted(trial.tests, key=trial.seconds)):
-        if not passed:
-            print("%s fails without a fault: it is not asked" % name, flush=True)
-        tests[name] = sorted(reached) if passed else []
+    tests, left = {}, sorted(trial.tests, key=trial.seconds)
+    for _ in range(TRIES):
+        for name, (reached, passed) in in_processes(trial.reach, left):
+            tests[name] = sorted(reached) if passed else None
+        left = [name for name in left if tests[name] is None]
+    for name in left:
+        print("%s fails without a fault: it is not asked" % name, flush=True)
+        tests[name] = []
     with open(REACHED, "w") as file:
         json.dump({"key": key, "tests": tests}, file)
     return tests
@@ -470,12 +498,29 @@ def command_run(options):
     for name, reached in who_reaches(trial).items():
         for number in set(reached) & set(wanted):
             reaching[number].append(name)
-    jobs = [(number, sorted(reaching[number], key=trial.seconds)) for number in wanted]
-    for number, found in in_processes(trial.verdict, jobs):
+    # First the short tests for each fault, then the rest for those that live: most are found at once.
+    tests = {number: sorted(reaching[number], key=trial.seconds) for number in wanted}
+    short = {number: [name for index, name in enumerate(names)
+                      if sum(map(trial.seconds, names[:index])) < SHORT_SECONDS] for number, names in tests.items()}
+    rest = {number: names[len(short[number]):] for number, names in tests.items()}
+    live = try_all(trial, faults, short, [number for number in wanted if rest[number]])
+    try_all(trial, faults, {number: rest[number] for number in live}, [])
+
+
+def try_all(trial, faults, tests, more):
+    """Tries faults with these tests each, {number: names}, and writes the verdicts. Returns those of `more`, for which
+    there are more tests, that none has found."""
+    live = []
+    for number, found in in_processes(trial.verdict, sorted(
+            tests.items(), key=lambda job: sum(map(trial.seconds, job[1])))):
+        if found == SURVIVED and number in more:
+            live.append(number)
+            continue
         fault = faults[number] = faults[number]._replace(verdict=found)
         write_list(faults)
         print("%s %s: %s -> %s: %s" % (fault.file, fault.function, fault.before.strip(), fault.after.strip(),
                                        found or "no time"), flush=True)
+    return live
 
 
 def command_report(_):
