@@ -261,19 +261,6 @@ PLAIN_TEST(structs_end_with_their_last_field)
                 subjects[i].type, subjects[i].size - subjects[i].end);
 }
 
-/* Of a struct inside of another one, which is looked at later. */
-PLAIN_TEST(nodes_that_were_never_initialized_are_refused)
-{
-    struct cox_executor_options options = COX_EXECUTOR_OPTIONS_INIT;
-    const struct cox_executor_nodes nodes = {.size = 0, .nodes = "a:1"};
-    struct cox_executor *executor = NULL;
-    options.name = "never_initialized";
-    options.nodes = &nodes;
-    assert_refused(cox_executor_start(&options, &executor, test_err()), COX_INVALID,
-                   "cox_executor_nodes");
-    assert_null(executor);
-}
-
 /* The struct of an older caller is written as far as that caller knows it. */
 PLAIN_TEST(parsing_writes_no_further_than_the_caller_knows)
 {
