@@ -200,6 +200,9 @@ GATE = "channel/shm/gate.h"
 GATE_OPS = ("arm", "reply", "post", "wake", "wait", "take", "absorb")
 STORE = re.compile(r"\batomic_(?:store|exchange|fetch_\w+?|compare_exchange_\w+?)(?:_explicit)?\(\s*&?([^,]*)")
 POINT = re.compile(r"\bcox_fault_point(?:_of)?\(")
+CALL = re.compile(r"\b(\w+)\(")
+CONSTANT = re.compile(r"cox_fault_point(?:_of)?\(COX_FAULT_(\w+)[,)]")
+OF_WAKEUP = "cox_fault_point((enum cox_fault_point)(COX_FAULT_POSTED_REQUEST_PRODUCE + (int)wakeup))"
 FUNCTION = re.compile(r"^[^\s{};#][^;{}#]*?\b(\w+)\([^;{}]*\)\n\{\n(.*?)^\}", re.M | re.S)
 
 
@@ -217,8 +220,20 @@ def functions(text):
 
 
 @functools.cache
+def calls_in_order(body):
+    """(position, name) of each call, the last one first."""
+    return [(match.start(), match.group(1)) for match in CALL.finditer(body)][::-1]
+
+
+@functools.cache
 def calls_of(body):
-    return frozenset(re.findall(r"\b(\w+)\(", body))
+    return frozenset(name for _, name in calls_in_order(body))
+
+
+@functools.cache
+def with_point(text):
+    """The functions of a file that pass a point themselves."""
+    return frozenset(name for name, body in functions(text).items() if POINT.search(body))
 
 
 def sources():
@@ -257,15 +272,15 @@ def effects(body, shared_words, by_callers):
     return sorted(found)
 
 
-def passes(files_functions):
+def passes(texts):
     """file -> names whose call is a point there."""
-    direct = {name for bodies in files_functions.values() for name, body in bodies.items() if POINT.search(body)}
+    direct = set().union(*map(with_point, texts.values()))
     reached = {}
-    for file, bodies in files_functions.items():
+    for file, text in texts.items():
         names = set(direct)
         while True:
-            more = {name for name, body in bodies.items()
-                    if name not in names and names & calls_of(body)}
+            more = {name for name, body in functions(text).items()
+                    if name not in names and not names.isdisjoint(calls_of(body))}
             if not more:
                 break
             names |= more
@@ -273,11 +288,16 @@ def passes(files_functions):
     return reached
 
 
-def points_behind(body, names):
-    """Position of the last point."""
-    calls = [match.start() for match in re.finditer(r"\b(\w+)\(", body)
-             if match.group(1) in names or match.group(1).startswith("cox_fault_point")]
-    return max(calls, default=-1)
+def last_point(body, names, function):
+    """Its position; a call of one of `names` is a point, but not the function's of itself."""
+    return next((position for position, name in calls_in_order(body)
+                 if name in names and name != function or name.startswith("cox_fault_point")), -1)
+
+
+@functools.cache
+def constants_passed(text):
+    text = plain(text)
+    return frozenset(CONSTANT.findall(text)), OF_WAKEUP in text
 
 
 def check_constants(files, problems):
@@ -287,10 +307,9 @@ def check_constants(files, problems):
     for file, text in files.items():
         if file.startswith("channel/base/fault."):
             continue
-        text = plain(text)
-        used |= set(re.findall(r"cox_fault_point(?:_of)?\(COX_FAULT_(\w+)[,)]", text))
-        if re.search(r"cox_fault_point\(\(enum cox_fault_point\)\(COX_FAULT_POSTED_REQUEST_PRODUCE \+ \(int\)wakeup\)\)",
-                     text):
+        passed, of_wakeup = constants_passed(text)
+        used |= passed
+        if of_wakeup:
             used |= {f"POSTED_{wakeup}" for wakeup in wakeups}
     first = constants.index("POSTED_REQUEST_PRODUCE")
     if constants[first:first + len(wakeups)] != [f"POSTED_{wakeup}" for wakeup in wakeups]:
@@ -305,22 +324,23 @@ def check(files):
     point_count = check_constants(files, problems)
     shared_words = frozenset(word for layout in LAYOUTS
                              for word in re.findall(r"_Atomic \w+\s+(\w+)", plain(files[layout])))
-    by_file = {file: functions(text) for file, text in files.items() if not file.startswith("channel/base/fault.")}
+    texts = {file: text for file, text in files.items() if not file.startswith("channel/base/fault.")}
     by_callers = frozenset(function for (_, function, _), why in EXEMPT.items() if why is CALLERS)
-    reached = passes(by_file)
+    reached = passes(texts)
     everywhere = set().union(*reached.values())
     problems += [f"{GATE}: no kind of gate has a point in {name}" for name in GATE_OPS
                  if not {f"semaphores_{name}", f"futexes_{name}"} & everywhere]
-    for file, bodies in by_file.items():
-        for name, body in bodies.items():
+    for file, text in texts.items():
+        for name, body in functions(text).items():
             if file == "channel/shm/state.h":
                 stores = [match.end() for match in STORE.finditer(body)]
-                if stores and points_behind(body, set()) < stores[-1]:
+                if stores and last_point(body, (), name) < stores[-1]:
                     problems.append(f"{file}: {name} stores, and no point follows")
                 steps += len(stores)
                 continue
-            last = points_behind(body, reached[file] - {name})
-            for position, what in effects(body, shared_words, by_callers - {name}):
+            found = effects(body, shared_words, by_callers - {name} if name in by_callers else by_callers)
+            last = last_point(body, reached[file], name) if found else -1
+            for position, what in found:
                 steps += 1
                 if (file, name, what) in EXEMPT:
                     idle.discard((file, name, what))
