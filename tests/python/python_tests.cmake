@@ -23,7 +23,7 @@ if(COX_BUILD_PYTHON AND NOT COX_SANITIZE)
         endif()
         cox_command_test(NAME python/${name} LABEL python TIER ${tier} TIMEOUT ${timeout} PROCESSORS 2
             ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python"
-                        "PYTHONDONTWRITEBYTECODE=1"
+                        "PYTHONDONTWRITEBYTECODE=" "PYTHONPYCACHEPREFIX=${PROJECT_BINARY_DIR}/pycache"
                         "COX_BIN_DIR=${PROJECT_BINARY_DIR}/bin"
                         "COX_PYTHON=${COX_PYTHON}"
             COMMAND ${COX_PYTHON} -m pytest -q -p no:cacheprovider ${path})
@@ -38,7 +38,7 @@ if(COX_BUILD_PYTHON AND NOT COX_SANITIZE)
         endif()
         cox_command_test(NAME python/stacks_${count} LABEL python TIER ${tier} TIMEOUT 1500 PROCESSORS 2
             ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python"
-                        "PYTHONDONTWRITEBYTECODE=1"
+                        "PYTHONDONTWRITEBYTECODE=" "PYTHONPYCACHEPREFIX=${PROJECT_BINARY_DIR}/pycache"
                         "COX_BIN_DIR=${PROJECT_BINARY_DIR}/bin"
                         "COX_PYTHON=${COX_PYTHON}"
                         "COX_STACK_DUMPS=${count}"
