@@ -17,8 +17,8 @@ All faults are compiled into one build, in a copy of the committed tree under bu
 once more for each of its faults, and COX_MUTANT=NUMBER in the environment of a test chooses the one that runs, in all
 its processes. So a fault costs the time of the tests that reach it, and no build. Tests run in the order of their
 recorded times (tests/times.txt), until one fails; a fault counts as found when the test fails with it, passes without
-it, and fails with it once more. Each test has a /dev/shm of its own (this needs root), and what it leaves running is
-killed.
+it, and fails with it once more. Each test has a /dev/shm and a folder for sockets of its own (this needs root), and
+what it leaves running is killed. The output of a test that fails without a fault stays, in build/mutants/NAME.log.
 """
 
 import argparse
@@ -53,6 +53,9 @@ TRIES = 2
 # What the tests that each fault is tried with first take together.
 SHORT_SECONDS = 30
 SKIPPED = 77
+# Where groups put what has a name: without the lock of a group in /dev/shm, others take its socket for a leftover.
+OWN_FOLDERS = '''sockets=/tmp/coxswain-$(id -u)
+mkdir -p -m 700 $sockets && mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs -o mode=700 tmpfs $sockets && exec "$@"'''
 PR_SET_CHILD_SUBREAPER = 36
 # Tests that a fault in the product is not looked for with: of the text of the tree, of the time of a build.
 NOT_ASKED = re.compile(r"^(tree|docs|install|bench|fuzz/|counts|unit/tiers|python/(lint|packaging|docs)|vllm|model)")
@@ -313,6 +316,10 @@ class FaultyTree(Tree):
         self.faults = {number: fault for number, fault in self.faults.items() if number in put}
 
 
+def output():
+    return os.path.join(PLACE, "output-%d" % os.getpid())
+
+
 def end_children():
     """Kills what a test has left, whose parent this process is now."""
     while True:
@@ -330,12 +337,12 @@ def end_children():
 
 
 def passes(test, seconds, extra=(), **environment):
-    """Whether a test passes, in a /dev/shm of its own."""
+    """Whether a test passes, in folders of its own. What it printed is in output()."""
     command, folder, own = test
-    shell = "mount -t tmpfs tmpfs /dev/shm && exec \"$@\""
-    child = subprocess.Popen(["unshare", "--mount", "sh", "-c", shell, "sh", *command, *extra], cwd=folder,
-                             env={**os.environ, **own, **environment}, start_new_session=True,
-                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with open(output(), "wb") as file:
+        child = subprocess.Popen(["unshare", "--mount", "sh", "-c", OWN_FOLDERS, "sh", *command, *extra], cwd=folder,
+                                 env={**os.environ, **own, **environment}, start_new_session=True,
+                                 stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     try:
         status = child.wait(timeout=max(SECONDS_MIN, TIMES_MAX * seconds))
     except subprocess.TimeoutExpired:
@@ -445,7 +452,10 @@ class Trial:
         return self.times.get(name, tiers.UNRECORDED)
 
     def reach(self, name):
-        return name, reached_by(self.tests[name], self.seconds(name), self.count)
+        reached, passed = reached_by(self.tests[name], self.seconds(name), self.count)
+        if not passed:
+            os.rename(output(), os.path.join(PLACE, name.replace("/", "_") + ".log"))
+        return name, (reached, passed)
 
     def verdict(self, job):
         """(number of the fault, which test finds it; "": there was no time for all)."""
