@@ -447,13 +447,21 @@ struct chance {
     struct fate fates[RANDOM_COUNT + 1];
     int64_t started;
     uint32_t returned_count;
-    _Atomic bool stop;
+    /* under the executor's lock */
+    bool stop;
 };
 
 static uint32_t draw(uint64_t *seed, uint32_t count)
 {
     *seed = *seed * UINT64_C(6364136223846793005) + 1442695040888963407;
     return (uint32_t)(*seed >> 33) % count;
+}
+
+/* Lets the other thread go on, for less than 200 us. Beside busy programs a sleep costs that, and a
+ * yield what all of them run for. */
+static void pause_at_random(uint64_t *seed)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 1000 * (long)draw(seed, 200)}, NULL);
 }
 
 static uint64_t refusal_seed = 5;
@@ -482,14 +490,14 @@ static void *completer_main(void *argument)
     uint64_t seed = 17;
     for (;;) {
         pthread_mutex_lock(&f->executor->lock);
+        while (f->executor->held_count == 0 && !chance->stop)
+            pthread_cond_wait(&f->executor->wake, &f->executor->lock);
         const bool any = f->executor->held_count > 0;
         pthread_mutex_unlock(&f->executor->lock);
-        if (!any && atomic_load(&chance->stop))
+        if (!any)
             return NULL;
-        if (!any || draw(&seed, 3) == 0) {
-            sched_yield();
-            continue;
-        }
+        if (draw(&seed, 3) == 0)
+            pause_at_random(&seed);
         struct fixture_pull pull = executor_await_pull(f->executor);
         const uint32_t way = draw(&seed, 8);
         if (way == 0) {
@@ -560,8 +568,7 @@ static void on_awaited(void *context, const int32_t *blocks, uint32_t count)
 static void begin_anew(struct chance *chance)
 {
     cox_transfers_abandon(chance->f->transfers);
-    for (uint32_t i = draw(&chance->seed, 50); i > 0; i--)
-        sched_yield(); /* ranks reply in between */
+    pause_at_random(&chance->seed); /* ranks reply in between */
     for (int64_t i = 1; i <= chance->started; i++)
         chance->fates[i].awaited = false;
     cox_transfers_quarantine(chance->f->transfers, on_awaited, chance);
@@ -606,7 +613,7 @@ static void do_something(struct chance *chance)
         take_all(chance);
         break;
     case 5:
-        sched_yield();
+        pause_at_random(&chance->seed);
         break;
     default:
         cox_transfers_turn(chance->f->transfers);
@@ -624,7 +631,10 @@ FIXTURE_TEST(p9_m11_at_random_each_pull_ends_once_and_gives_its_blocks_back_once
     const uint64_t until_ns = cox_deadline_after_ms(60000);
     while (chance.returned_count < RANDOM_COUNT && cox_now_ns() < until_ns)
         do_something(&chance);
-    atomic_store(&chance.stop, true);
+    pthread_mutex_lock(&f->executor->lock);
+    chance.stop = true;
+    pthread_cond_broadcast(&f->executor->wake);
+    pthread_mutex_unlock(&f->executor->lock);
     assert_int_equal(pthread_join(thread, NULL), 0);
     uint32_t ended = 0, cancelled = 0;
     for (int64_t i = 1; i <= RANDOM_COUNT; i++) {
