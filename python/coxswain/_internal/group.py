@@ -156,8 +156,9 @@ class Future(Generic[T]):
         self._callbacks: Sequence[Callable[[Future[Any]], object]] = ()
         self._ranks = ranks
         self._gather = gather
-        # In an event loop, of a request for which there was no room: data, deadline, ranks, gather.
-        self._unsent: tuple[Any, int, Any, str] | None = None
+        # In an event loop, of a request for which there was no room: data, deadline, ranks, gather,
+        # and why there was none.
+        self._unsent: tuple[Any, int, Any, str, Error | None] | None = None
 
     @property
     def sequence(self) -> int:
@@ -1136,11 +1137,15 @@ class Group:
         if loop is None:
             return self._submit(data, deadline, ranks, gather)
         turn = self._turns.get(loop)
+        obstacle: Error | None = None
         if not (turn and turn.locked()):  # else others wait already
-            with contextlib.suppress(Full, Late):
+            try:
                 return self._submit(data, deadline, ranks, gather)
+            except (Full, Late) as error:
+                obstacle = error.with_traceback(None)
         future: Future[Any] = Future(self, None, 0)
-        future._unsent = data, deadline, ranks if ranks is None else tuple(ranks), gather
+        ranks = ranks if ranks is None else tuple(ranks)
+        future._unsent = data, deadline, ranks, gather, obstacle
         return future
 
     async def _send_in_turn(self, future: Future[Any]) -> None:
@@ -1149,13 +1154,18 @@ class Group:
         async with turn:
             if not future._unsent:
                 return  # it was awaited twice
-            data, deadline, ranks, gather = future._unsent
+            data, deadline, ranks, gather, obstacle = future._unsent
             while True:
                 try:
                     self._submit(data, deadline, ranks, gather, future)
                     future._unsent = None
                     return
-                except (Full, Late) as obstacle:
+                except TimedOut:
+                    if obstacle:
+                        raise self._had_no_room(obstacle) from None
+                    raise
+                except (Full, Late) as error:
+                    obstacle = error
                     left = (deadline - time.monotonic_ns()) / 1e9
                     try:
                         await asyncio.wait_for(self.room(), None if deadline == NEVER else left)
