@@ -20,7 +20,7 @@ SKIPPED = 77
 # Of a test that failed, shown once more at the end.
 LINE_COUNT = 40
 # Of tests/python: what builds without instruments, or needs torch.
-NOT_INSTRUMENTED = ("test_packaging.py", "test_torch_worker.py", "test_lint.py")
+NOT_INSTRUMENTED = ("test_packaging.py", "test_torch_worker.py")
 # Of tests/fault.
 SOAKS = (
     ("chaos.py", "--kills", "1000"),
