@@ -17,6 +17,9 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+/* Connections of a client whose hello came too late. */
+#define TRIES 3
+
 static int socket_path(const char *runtime_dir, const char *file, char *buffer,
                        struct cox_error *err)
 {
@@ -241,15 +244,12 @@ void cox_control_connection_close(struct cox_control_connection *session)
     cox_close_fd(&session->fd);
 }
 
-int cox_control_socket_connect(const char *path, const struct cox_hello *hello,
-                               uint64_t deadline_ns, struct cox_control_connection *ret_session,
-                               struct cox_error *err)
+static int connect_once(const char *path, const struct cox_hello *hello, uint64_t deadline_ns,
+                        struct cox_control_connection *ret_session, struct cox_error *err)
 {
     uint8_t frame[COX_HELLO_SIZE];
-    struct cox_hello asked = *hello;
     struct cox_control_connection session = {.fd = -1};
-    asked.fd_count_max = hello->fd_count_max ? hello->fd_count_max : COX_HELLO_FD_COUNT_MAX;
-    cox_hello_format(&asked, frame);
+    cox_hello_format(hello, frame);
     int r = connect_to_path(path, hello->other_users, deadline_ns, &session.fd, err);
     if (r == 0)
         r = cox_runtime_dir_check_listener(session.fd, path, hello->other_users, err);
@@ -258,7 +258,7 @@ int cox_control_socket_connect(const char *path, const struct cox_hello *hello,
         cox_fault_point(COX_FAULT_CONTROL_SOCKET_ASKED);
         /* A control socket that refuses before it has read everything has still sent its reason. */
         if (r == 0 || r == COX_CLOSED)
-            r = connect_hear(session.fd, &asked, deadline_ns, path, &session, err);
+            r = connect_hear(session.fd, hello, deadline_ns, path, &session, err);
         else
             connect_failed(r, session.fd, path, err);
     }
@@ -268,4 +268,18 @@ int cox_control_socket_connect(const char *path, const struct cox_hello *hello,
     }
     *ret_session = session;
     return 0;
+}
+
+int cox_control_socket_connect(const char *path, const struct cox_hello *hello,
+                               uint64_t deadline_ns, struct cox_control_connection *ret_session,
+                               struct cox_error *err)
+{
+    struct cox_hello asked = *hello;
+    asked.fd_count_max = hello->fd_count_max ? hello->fd_count_max : COX_HELLO_FD_COUNT_MAX;
+    int r = COX_TIMEOUT;
+    /* Before the deadline it is the control socket that did not wait: this process was stopped, or
+     * had no processor, between its connect and its hello. */
+    for (int i = 0; i < TRIES && r == COX_TIMEOUT && (i == 0 || cox_now_ns() < deadline_ns); i++)
+        r = connect_once(path, &asked, deadline_ns, ret_session, err);
+    return r;
 }

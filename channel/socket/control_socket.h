@@ -240,7 +240,8 @@ int cox_control_socket_find(const char *name, char *buffer, struct cox_error *er
 /* The directories in which find looks, for errors: "A, B, C". Longer text is cut. */
 void cox_control_socket_places(char *buffer, size_t buffer_size);
 /* Connects, checks that the other side is this user's (or root's), sends the hello, and waits for
- * the reply, in all until deadline_ns. On failure nothing is open.
+ * the reply, in all until deadline_ns. A client whose hello came too late for the control socket
+ * (hello_ms) connects again, three times in all. On failure nothing is open.
  * Returns
  *   0
  *   COX_NOT_FOUND: no such control socket

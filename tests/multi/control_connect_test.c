@@ -285,6 +285,43 @@ SOCKET_TEST(a2_b18_a_socket_that_does_not_reply_is_a_timeout)
     cox_close_fd(&listener);
 }
 
+static void *sockets_in_turn(void *argument)
+{
+    for (struct script *script = argument; script->what; script++)
+        odd_socket(script);
+    return NULL;
+}
+
+/* What a control socket says to a process that was stopped between its connect and its hello. */
+SOCKET_TEST(a15_b2_a_client_whose_hello_came_too_late_connects_again)
+{
+    struct script scripts[] = {
+        {"late", COX_TIMEOUT, REFUSAL("\2no"), .closes = true},
+        {"late", COX_TIMEOUT, REFUSAL("\2no"), .closes = true},
+        {"in time", 0, 4, .fd_count = 4},
+        {0},
+    };
+    const struct cox_hello hello = {.role = COX_HELLO_WORKER, .rank = 1};
+    struct cox_control_connection session;
+    listen_at_path(8);
+    for (size_t i = 0; i < 3; i++) {
+        script_format(&scripts[i]);
+        if (scripts[i].refusal)
+            scripts[i].bytes[1] = COX_TIMEOUT;
+    }
+    pthread_t thread = test_thread(sockets_in_turn, scripts);
+    assert_ok(cox_control_socket_connect(path, &hello, PATIENCE, &session, test_err()));
+    cox_control_connection_close(&session);
+    pthread_join(thread, NULL);
+    /* But not for ever. */
+    scripts[2] = scripts[0];
+    thread = test_thread(sockets_in_turn, scripts);
+    assert_refused(cox_control_socket_connect(path, &hello, PATIENCE, &session, test_err()),
+                   COX_TIMEOUT, "no");
+    pthread_join(thread, NULL);
+    cox_close_fd(&listener);
+}
+
 /* connect() itself waits there. */
 SOCKET_TEST(a2_b2_a_full_backlog_is_a_timeout)
 {
