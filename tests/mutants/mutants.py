@@ -2,7 +2,8 @@
 """Puts faults into the product, and looks which test finds each.
 
 Usage: mutants.py draw [--count N] [--seed S]   writes list.tsv anew
-       mutants.py cover [--tier TIER]           line and branch coverage of the tests
+       mutants.py cover [--tier TIER] [--commit COMMIT]
+                                                line and branch coverage of the tests (sh tools/packages clang; llvm)
        mutants.py run [--limit MINUTES]         tries what list.tsv has no verdict for, and writes the verdicts
        mutants.py report                        the score; fails if a fault of list.tsv cannot be put in any more
        mutants.py cases --files RE --tests RE   which case of a test program finds which fault of some product files,
@@ -232,19 +233,19 @@ def with_faults(lines, faults):
 
 
 class Tree:
-    """A copy of the committed tree, configured."""
+    """A copy of a committed tree, configured."""
 
-    def __init__(self, name, cflags="", ldflags=""):
+    def __init__(self, name, cflags="", ldflags="", preset="test", commit="HEAD"):
         self.root = os.path.join(PLACE, name)
-        self.build = os.path.join(self.root, "build", "test")
+        self.build = os.path.join(self.root, "build", preset)
         if not os.path.isdir(self.root):
             os.makedirs(PLACE, exist_ok=True)
             subprocess.run(["git", "clone", "-q", "--shared", ROOT, self.root], check=True)
         subprocess.run(["git", "fetch", "-q", "origin"], cwd=self.root, check=True)
-        head = run(["git", "rev-parse", "HEAD"], cwd=ROOT).stdout.strip()
-        subprocess.run(["git", "reset", "-q", "--hard", head], cwd=self.root, check=True)
+        commit = run(["git", "rev-parse", commit], cwd=ROOT).stdout.strip()
+        subprocess.run(["git", "reset", "-q", "--hard", commit], cwd=self.root, check=True)
         # A fault may leave a variable or a function that nothing uses.
-        subprocess.run(["cmake", "--preset", "test", "-D", "COX_WERROR=OFF", "-D", "CMAKE_C_FLAGS=" + cflags,
+        subprocess.run(["cmake", "--preset", preset, "-D", "COX_WERROR=OFF", "-D", "CMAKE_C_FLAGS=" + cflags,
                         *("-D CMAKE_%s_LINKER_FLAGS=%s" % (kind, ldflags) for kind in ("EXE", "SHARED", "MODULE"))],
                        cwd=self.root, check=True, stdout=subprocess.DEVNULL)
 
@@ -353,6 +354,11 @@ def passes(test, seconds, extra=(), **environment):
     return status in (0, SKIPPED)
 
 
+def passes_by_name(job):
+    test, seconds, name = job
+    return name, passes(test, seconds)
+
+
 def become_reaper():
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -395,48 +401,61 @@ def command_draw(options):
     print("%d of %d candidates drawn" % (len(drawn), len(candidates)))
 
 
-def covered_lines(folder, tree):
-    """What the .gcda files below a folder tell of lines, "file:line", and of branches, "file:line:index": two
-    dictionaries to whether it was run."""
-    lines, branches = {}, {}
-    for path, _, names in os.walk(folder):
-        data = [name for name in names if name.endswith(".gcda")]
-        where = os.path.join("/", os.path.relpath(path, folder))
-        for name in data:
-            notes = os.path.join(where, name[:-5] + ".gcno")
-            if os.path.exists(notes) and not os.path.exists(os.path.join(path, name[:-5] + ".gcno")):
-                os.symlink(notes, os.path.join(path, name[:-5] + ".gcno"))
-        if not data:
-            continue
-        answer = run(["gcov", "--json-format", "--stdout", "--branch-probabilities", *data], cwd=path)
-        for text in answer.stdout.splitlines():
-            for file in json.loads(text)["files"] if text.startswith("{") else ():
-                relative = os.path.relpath(os.path.join(path, file["file"]), tree.root)
-                if not relative.startswith(FOLDERS):
-                    continue
-                for line in file["lines"]:
-                    place = "%s:%d" % (relative, line["line_number"])
-                    lines[place] = lines.get(place) or line["count"] > 0
-                    for index, branch in enumerate(line["branches"]):
-                        side = "%s:%d" % (place, index)
-                        branches[side] = branches.get(side) or branch["count"] > 0
-    return lines, branches
+class CoveredTree(Tree):
+    """A copy of a tree that counts what its processes run. The counters are files that are mapped, since most of the
+    processes in question are killed: they write nothing when they end."""
+
+    def __init__(self, name, commit):
+        self.profiles = os.path.join(PLACE, name + "-profiles")
+        super().__init__(name, "-O1 -fprofile-instr-generate=%s/%%m%%c.profraw -fcoverage-mapping "
+                         "-mllvm -runtime-counter-relocation" % self.profiles, preset="clang", commit=commit)
+        if not self.make():
+            sys.exit("the tree that counts does not build: ninja -C %s" % self.build)
+        subprocess.run(["rm", "-rf", self.profiles], check=True)
+        os.makedirs(self.profiles)
+
+    def programs(self):
+        for path, _, names in os.walk(self.build):
+            for name in (os.path.join(path, name) for name in names):
+                if os.access(name, os.X_OK) and not os.path.islink(name):
+                    with open(name, "rb") as file:
+                        if b"__llvm_covmap" in file.read():
+                            yield name
+
+    def covered(self):
+        """Of lines, "file:line", and of branches, "file:line:block:branch": two dictionaries to whether it was run."""
+        lines, branches, relative = {}, {}, ""
+        data = os.path.join(self.profiles, "data")
+        raw = [os.path.join(self.profiles, name) for name in os.listdir(self.profiles)]
+        subprocess.run(["llvm-profdata", "merge", "-o", data, *raw], check=True)
+        first, *more = self.programs()
+        answer = run(["llvm-cov", "export", "-format=lcov", "-instr-profile", data, first,
+                      *("-object=" + name for name in more)])
+        for line in answer.stdout.splitlines():
+            what, _, rest = line.partition(":")
+            parts = rest.split(",")
+            if what == "SF":
+                relative = os.path.relpath(rest, self.root)
+            elif relative.startswith(FOLDERS) and what == "DA":
+                place = "%s:%s" % (relative, parts[0])
+                lines[place] = lines.get(place) or int(parts[1]) > 0
+            elif relative.startswith(FOLDERS) and what == "BRDA":
+                place = "%s:%s:%s:%s" % (relative, *parts[:3])
+                branches[place] = branches.get(place) or parts[3] not in ("-", "0")
+        return lines, branches
 
 
 def command_cover(options):
-    tree = Tree("cover", "--coverage -fprofile-update=atomic -O1")
-    if not tree.make():
-        sys.exit("the tree with --coverage does not build: ninja -C %s" % tree.build)
-    become_reaper()
-    folder = os.path.join(PLACE, "gcda")
-    subprocess.run(["rm", "-rf", folder], check=True)
+    tree = CoveredTree("cover", options.commit)
     times, tests = tiers.record(), tree.tests()
     quick = set(run(["ctest", "-N", "-L", "^tier-quick$"], cwd=tree.build).stdout.split())
-    for name in sorted(tests, key=lambda name: times.get(name, tiers.UNRECORDED)):
-        if options.tier == "all" or name in quick:
-            if not passes(tests[name], 3 * times.get(name, tiers.UNRECORDED), GCOV_PREFIX=folder):
-                print("%s fails with --coverage: its lines count all the same" % name, flush=True)
-    for what, all_of in zip(("lines", "branches"), covered_lines(folder, tree), strict=True):
+    jobs = [(tests[name], 3 * times.get(name, tiers.UNRECORDED), name)
+            for name in sorted(tests, key=lambda name: -times.get(name, tiers.UNRECORDED))
+            if options.tier == "all" or name in quick]
+    for name, passed in in_processes(passes_by_name, jobs):
+        if not passed:
+            print("%s fails: its lines count all the same" % name, flush=True)
+    for what, all_of in zip(("lines", "branches"), tree.covered(), strict=True):
         print("%d of %d %s (%.1f %%)" % (sum(map(bool, all_of.values())), len(all_of), what,
                                          100 * sum(map(bool, all_of.values())) / len(all_of)))
 
@@ -626,7 +645,9 @@ def main():
     draw = commands.add_parser("draw")
     draw.add_argument("--count", type=int, default=200)
     draw.add_argument("--seed", type=int, default=41)
-    commands.add_parser("cover").add_argument("--tier", choices=TIERS, default="all")
+    cover = commands.add_parser("cover")
+    cover.add_argument("--tier", choices=TIERS, default="all")
+    cover.add_argument("--commit", default="HEAD")
     commands.add_parser("run").add_argument("--limit", type=float, default=60, metavar="MINUTES")
     commands.add_parser("report")
     cases = commands.add_parser("cases")
