@@ -327,7 +327,7 @@ static void print_rank(const status_reply *status, const CoxswainControl__RankSt
                 format_state(state, text_or(status->channels[c]->name, "?"), rank->channels[c]));
     }
     if (rank->has_cpu_ns) {
-        snprintf(state, sizeof state, "cpu %s", format_seconds(text, rank->cpu_ns));
+        snprintf(state, sizeof state, "cpu %.40s", format_seconds(text, rank->cpu_ns));
         print_part(&lines, "; ", state);
     }
     if (rank->deaths || rank->restarts) {
