@@ -21,6 +21,10 @@ SKIPPED = 77
 LINE_COUNT = 40
 # Of tests/python: what builds without instruments, or needs torch.
 NOT_INSTRUMENTED = ("test_packaging.py", "test_torch_worker.py")
+BESIDE_LOOPS = """loops=
+for _ in 1 2 3 4; do (while :; do :; done) & loops="$loops $!"; done
+"$@"; status=$?
+kill $loops; exit $status"""
 # Of tests/fault.
 SOAKS = (
     ("chaos.py", "--kills", "1000"),
@@ -123,6 +127,14 @@ def step_test():
 def step_anywhere():
     """The unit tests as an ordinary user, in containers, and beside other programs."""
     return build("test") or run(["sh", "tests/anywhere.sh", "all"])
+
+
+def step_busy():
+    """The tests of quick, $BUSY_RUNS times each, many at a time beside four busy loops: what depends on getting a
+    processor in time fails here."""
+    return build("test") or run(["sh", "-c", BESIDE_LOOPS, "sh",
+                "ctest", "--preset", "test", "-j", str(8 * (os.cpu_count() or 1)), "--timeout", "900",
+                "--repeat", "until-fail:" + os.environ.get("BUSY_RUNS", "10"), *tier_options("quick")])
 
 
 def step_soaks():
@@ -228,6 +240,7 @@ STEPS = {
     "vllm": lambda: step_vllm(kills=10),
     "sglang": lambda: step_sglang(kills=20),
     "soaks": step_soaks,
+    "busy": step_busy,
     "anywhere": step_anywhere,
     "demo": lambda: run(["sh", "tools/demo"]),
     "debian": lambda: run(["sh", "tools/fresh"]),

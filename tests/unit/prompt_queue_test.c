@@ -447,6 +447,24 @@ static struct cox_lora *lora_new(void)
     return lora;
 }
 
+/* Steps beyond it wait, so that prompts are running for as long as the test wants; under the
+ * executor's lock, which the wait releases: others may be published, and the queue may end. */
+static uint64_t taken_max;
+
+static void waits_when_taken(struct cox_executor *of, uint64_t number)
+{
+    while (number > taken_max)
+        pthread_cond_wait(&of->wake, &of->lock);
+}
+
+static void taken_max_set(uint64_t number)
+{
+    pthread_mutex_lock(&executor->lock);
+    taken_max = number;
+    pthread_cond_broadcast(&executor->wake);
+    pthread_mutex_unlock(&executor->lock);
+}
+
 static uint64_t uses_of(struct cox_lora *lora, const char *name)
 {
     struct cox_lora_info *infos;
@@ -462,6 +480,8 @@ static uint64_t uses_of(struct cox_lora *lora, const char *name)
 
 QUEUE_TEST(m13_prompts_count_as_uses_until_they_are_done)
 {
+    taken_max_set(UINT64_MAX);
+    executor->script.taken = waits_when_taken;
     struct cox_lora *lora = lora_new();
     queue = prompt_queue_new(lora, NULL);
     client = client_new();
@@ -481,11 +501,13 @@ QUEUE_TEST(m13_prompts_count_as_uses_until_they_are_done)
     assert_int_equal(uses_of(lora, "a"), 0);
     assert_int_equal(uses_of(lora, "b"), 0);
     /* Cancelled ones, running or waiting, do not stay uses. */
+    taken_max_set(steps_taken() + 5); /* they would need a hundred */
     for (uint64_t i = 0; i < 40; i++)
         assert_int_equal(submit_with(other, i, 100, true, "a"), 0);
     assert_int_equal(uses_of(lora, "a"), 40);
     AWAIT(is_busy());
     test_release(other);
+    taken_max_set(UINT64_MAX);
     AWAIT(is_all_free());
     assert_int_equal(uses_of(lora, "a"), 0);
 }
@@ -516,6 +538,8 @@ QUEUE_TEST(m13_a_prompt_with_an_unknown_adapter_fails_alone)
 /* Every prompt ends, and none stays a use. */
 QUEUE_TEST(m13_the_end_gives_all_adapters_back)
 {
+    taken_max_set(5);
+    executor->script.taken = waits_when_taken;
     struct cox_lora *lora = lora_new();
     queue = prompt_queue_new(lora, NULL);
     client = client_new();
@@ -524,6 +548,7 @@ QUEUE_TEST(m13_the_end_gives_all_adapters_back)
     AWAIT(is_busy());
     cox_prompt_queue_stop(queue, NULL);
     assert_int_equal(uses_of(lora, "a"), 0);
+    taken_max_set(UINT64_MAX);
 }
 
 /* ---- holds and pulls ---- */
