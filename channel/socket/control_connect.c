@@ -279,7 +279,10 @@ int cox_control_socket_connect(const char *path, const struct cox_hello *hello,
     int r = COX_TIMEOUT;
     /* Before the deadline it is the control socket that did not wait: this process was stopped, or
      * had no processor, between its connect and its hello. */
-    for (int i = 0; i < TRIES && r == COX_TIMEOUT && (i == 0 || cox_now_ns() < deadline_ns); i++)
-        r = connect_once(path, &asked, deadline_ns, ret_session, err);
-    return r;
+    struct cox_error error = {0};
+    for (int i = 0; i < TRIES && r == COX_TIMEOUT && (i == 0 || cox_now_ns() < deadline_ns); i++) {
+        cox_error_clear(&error); /* of the try before, whose end this one decides */
+        r = connect_once(path, &asked, deadline_ns, ret_session, &error);
+    }
+    return r ? cox_fail(err, r, "%s", error.text) : 0;
 }

@@ -310,8 +310,17 @@ SOCKET_TEST(a15_b2_a_client_whose_hello_came_too_late_connects_again)
             scripts[i].bytes[1] = COX_TIMEOUT;
     }
     pthread_t thread = test_thread(sockets_in_turn, scripts);
-    assert_ok(cox_control_socket_connect(path, &hello, PATIENCE, &session, test_err()));
+    struct cox_error err = {0};
+    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err), 0);
+    assert_int_equal(err.code, 0); /* the tries in vain are forgotten */
     cox_control_connection_close(&session);
+    pthread_join(thread, NULL);
+    /* The last try's failure counts. */
+    scripts[2] = scripts[0];
+    scripts[2].bytes[1] = COX_FULL;
+    thread = test_thread(sockets_in_turn, scripts);
+    assert_refused(cox_control_socket_connect(path, &hello, PATIENCE, &session, test_err()),
+                   COX_FULL, "no");
     pthread_join(thread, NULL);
     /* But not for ever. */
     scripts[2] = scripts[0];

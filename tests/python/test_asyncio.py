@@ -144,8 +144,8 @@ def test_room_waits_for_a_late_rank(tmp_path):
             with pytest.raises(coxswain.TimedOut, match="rank 0 still owes") as caught:
                 await group.submit(b"", 0.2)
             assert [late.rank for late in caught.value.late] == [0, 1]
-            unsent = group.submit(b"", 0.05)
-            time.sleep(0.1)  # so that it is over before it is awaited
+            unsent = group.submit(b"", 0.5)
+            time.sleep(0.5)  # so that its deadline is over before it is awaited
             with pytest.raises(coxswain.TimedOut, match="rank 0 still owes"):
                 await unsent
             gate.touch()
