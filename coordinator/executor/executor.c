@@ -282,6 +282,20 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
 }
 
 /* Sets options->rank_count, which nodes give. */
+/* Before anything of them is read: of a struct that is not initialized, nothing is. */
+static int executor_copy_options(const struct cox_executor_options *given,
+                                 struct cox_executor_options *ret_options,
+                                 struct cox_executor_nodes *ret_nodes, struct cox_error *err)
+{
+    int r = cox_options_copy(ret_options, sizeof *ret_options, given, "cox_executor_options", err);
+    if (r || !ret_options->nodes)
+        return r;
+    r = cox_options_copy(ret_nodes, sizeof *ret_nodes, ret_options->nodes, "cox_executor_nodes",
+                         err);
+    ret_options->nodes = ret_nodes;
+    return r;
+}
+
 static int executor_check_options(struct cox_executor_options *options,
                                   const struct cox_executor_remote *remote, char *name,
                                   size_t name_size, struct cox_geometry *geometry,
@@ -413,15 +427,11 @@ static void executor_choose_blocks(struct cox_executor *executor)
 static int executor_open_nodes(struct cox_executor *executor, struct cox_error *err)
 {
     struct cox_executor_options *options = &executor->options;
-    struct cox_executor_nodes known;
     if (!options->nodes)
         return 0;
-    int r = cox_options_copy(&known, sizeof known, options->nodes, "cox_executor_nodes", err);
-    if (r)
-        return r;
-    executor->attach = cox_attach_name(known.attach);
+    executor->attach = cox_attach_name(options->nodes->attach);
     struct cox_nodes_options made = {
-        .nodes = &known,
+        .nodes = options->nodes,
         .group = executor->name,
         .depth = options->depth,
         .no_recorder = options->recorder.off,
@@ -433,7 +443,7 @@ static int executor_open_nodes(struct cox_executor *executor, struct cox_error *
     };
     memcpy(made.request_size, options->memory.request_size, sizeof made.request_size);
     memcpy(made.response_size, options->memory.response_size, sizeof made.response_size);
-    r = cox_nodes_library_open(&executor->nodes_library, err);
+    int r = cox_nodes_library_open(&executor->nodes_library, err);
     if (r == 0)
         r = cox_executor_open_socket(executor, err);
     if (r == 0)
@@ -458,9 +468,10 @@ int cox_executor_start_remote(const struct cox_executor_options *options,
     char name[COX_NAME_SIZE_MAX + 1];
     struct cox_geometry geometry;
     struct cox_executor_options known;
+    struct cox_executor_nodes known_nodes;
     int r = cox_thread_check_stack(err);
     if (r == 0)
-        r = cox_options_copy(&known, sizeof known, options, "cox_executor_options", err);
+        r = executor_copy_options(options, &known, &known_nodes, err);
     if (r)
         return r;
     options = &known;

@@ -802,6 +802,8 @@ struct cox_executor_nodes {
     /* Ranks that run for an earlier lead are not taken over: they end, and others are started.
      * Default false: they go on, with what they have loaded. */
     bool fresh;
+    /* 0; for later fields */
+    uint8_t reserved[3];
 };
 #define COX_EXECUTOR_NODES_INIT COX_OPTIONS_INIT(struct cox_executor_nodes)
 

@@ -15,6 +15,7 @@
 union any_options {
     size_t size;
     struct cox_executor_options executor;
+    struct cox_executor_nodes nodes;
     struct cox_submit_options submit;
     struct cox_worker_options worker;
     struct cox_worker_callbacks callbacks;
@@ -71,6 +72,17 @@ USE(exporter, cox_exporter, cox_exporter_new(options, &made, err), cox_exporter_
 USE(importer, cox_importer, cox_importer_new(options, &made, err), cox_importer_free)
 USE(group, cox_group, cox_group_join(options, &made, err), cox_group_leave)
 
+/* Of a group that is to have no ranks: its nodes are looked at, and no node is asked. */
+static int use_nodes(const void *options, struct cox_error *err)
+{
+    struct cox_executor *executor = NULL;
+    struct cox_executor_options group = COX_EXECUTOR_OPTIONS_INIT;
+    group.nodes = options;
+    int r = cox_executor_start(&group, &executor, err);
+    cox_executor_free(executor);
+    return r;
+}
+
 /* Of an executor that was never started: only what is checked before it is needed can be seen. */
 static int use_submit(const void *options, struct cox_error *err)
 {
@@ -122,6 +134,8 @@ static size_t subjects_make(struct subject *subjects)
                               .workers.command = command,
                               .workers.external = true,
                               .socket.use = COX_SOCKET_NONE}},
+        {SUBJECT(cox_executor_nodes, reserved, nodes), .use = use_nodes,
+         .options.nodes = {.nodes = "a:x"}},
         {SUBJECT(cox_submit_options, epoch, deadline_ns), .use = use_submit,
          .options.submit = {.gather = COX_GATHER_NONE, .deadline_ns = COX_DEADLINE_NEVER}},
         {SUBJECT(cox_worker_options, frames_context, prefix), .use = use_worker,
