@@ -337,6 +337,20 @@ def end_children():
             return
 
 
+def reap_until(child, seconds):
+    """Waits for the end of a child, and of those whose parent this process becomes meanwhile: a test may wait until a
+    process is gone, and nobody else reaps it. Returns the child's status; None: it has not ended in so many seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == child.pid:
+            child.returncode = os.waitstatus_to_exitcode(status)
+            return child.returncode
+        if pid == 0:
+            time.sleep(0.01)
+    return None
+
+
 def passes(test, seconds, extra=(), **environment):
     """Whether a test passes, in folders of its own. What it printed is in output()."""
     command, folder, own = test
@@ -344,10 +358,8 @@ def passes(test, seconds, extra=(), **environment):
         child = subprocess.Popen(["unshare", "--mount", "sh", "-c", OWN_FOLDERS, "sh", *command, *extra], cwd=folder,
                                  env={**os.environ, **own, **environment}, start_new_session=True,
                                  stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-    try:
-        status = child.wait(timeout=max(SECONDS_MIN, TIMES_MAX * seconds))
-    except subprocess.TimeoutExpired:
-        status = -1
+    status = reap_until(child, max(SECONDS_MIN, TIMES_MAX * seconds))
+    if status is None:
         child.kill()
         child.wait()
     end_children()
