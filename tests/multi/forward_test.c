@@ -215,6 +215,23 @@ TEST(a_rank_that_reads_is_not_disturbed)
     far_end();
 }
 
+TEST(a_sequence_number_is_passed_on_once_and_in_its_turn)
+{
+    far_begin();
+    struct test_pipe *pipe = test_pipe_new();
+    forward_hold(pipe, COX_DEADLINE_NEVER);
+    struct cox_payload_memory *other = request_come("sum");
+    far.sequence--;
+    assert_int_equal(forward(other, COX_DEADLINE_NEVER), COX_STALE);
+    far.sequence += 5; /* more than the group has places for, and the first is in flight */
+    assert_int_equal(forward(other, COX_DEADLINE_NEVER), COX_FULL);
+    far.sequence -= 4;
+    cox_payload_memory_unref(other);
+    test_pipe_release(pipe, 1);
+    assert_int_equal(await_told(), 0);
+    far_end();
+}
+
 TEST(what_a_dead_rank_held_is_used_again_by_its_replacement)
 {
     far_begin();

@@ -2,7 +2,7 @@
 #include "channel/base/fault.h"
 #include "channel/base/peer.h"
 #include "tests/lib/rights.h"
-#include "worker/group/group_layout.h"
+#include "worker/group/group_private.h"
 #include "rank_group.h"
 
 #include <grp.h>
@@ -349,6 +349,23 @@ static void life_main(const struct forks_self *self)
     if (group)
         rank_group_barrier(self, group);
     cox_group_leave(group);
+}
+
+TEST(b1_a_pid_that_another_process_has_now_is_a_dead_rank)
+{
+    struct cox_peer peer = COX_PEER_NONE;
+    uint64_t start = 0;
+    assert_int_equal(cox_peer_start_time(getpid(), &start), 0);
+    assert_int_equal(
+        cox_group_process_meet(cox_group_holder(COX_GROUP_JOINED, getpid(), start), &peer), 0);
+    cox_peer_close(&peer);
+    const int free_fd = dup(STDERR_FILENO); /* the lowest number that is free */
+    close(free_fd);
+    assert_int_equal(
+        cox_group_process_meet(cox_group_holder(COX_GROUP_JOINED, getpid(), start + 1), &peer),
+        COX_PEER_DEAD);
+    assert_int_equal(dup(STDERR_FILENO), free_fd);
+    close(free_fd);
 }
 
 TEST(k3_b1_generations_do_not_mix)

@@ -125,6 +125,28 @@ SOCKET_TEST(b15_the_numbers_of_standard_fds_are_never_used)
     child_run(without_standard_fds, NULL);
 }
 
+/* One number is free that is not a standard fd's, for one end or for none. */
+static void room_for_one_end(void *context)
+{
+    const int spare = dup(ends[0]);
+    const struct rlimit limit = {(rlim_t)spare + 1, (rlim_t)spare + 1};
+    int pair[2];
+    (void)context;
+    CHECK(spare > STDERR_FILENO && setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    close(spare);
+    for (int fd = STDIN_FILENO; fd <= STDOUT_FILENO; fd++) {
+        close(fd);
+        CHECK(cox_socket_pair(pair) == -EMFILE);
+        CHECK(fcntl(STDIN_FILENO, F_GETFD) < 0 && fcntl(fd, F_GETFD) < 0 &&
+              fcntl(spare, F_GETFD) < 0);
+    }
+}
+
+SOCKET_TEST(b19_a_pair_is_both_ends_or_none)
+{
+    child_run(room_for_one_end, NULL);
+}
+
 /* Each refusal: COX_CORRUPT, and no fd stays. */
 SOCKET_TEST(k18_b17_more_fds_than_expected_are_refused_and_closed)
 {
