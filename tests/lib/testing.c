@@ -531,6 +531,26 @@ int test_call_how(struct test_group *group, struct test_completion *ret_completi
     return r;
 }
 
+void test_call_in_vain(struct test_group *group, struct test_completion *ret_completion,
+                       const struct test_how *how, const char *format, ...)
+{
+    OWN_COMPLETION own = {0};
+    struct test_completion *completion = ret_completion ? ret_completion : &own;
+    do {
+        va_list args;
+        va_start(args, format);
+        int r = call_format(group, completion, how, format, args);
+        va_end(args);
+        assert_int_equal(r, COX_TIMEOUT);
+    } while (completion->rank_count == 0);
+}
+
+void test_with_longer_deadlines(bool (*in_time)(uint64_t timeout_ms))
+{
+    for (uint64_t timeout_ms = 200; !in_time(timeout_ms); timeout_ms *= 4)
+        assert_true(timeout_ms < TEST_PATIENCE_MS);
+}
+
 const char *test_error_text(const struct test_group *group)
 {
     return group->err.text;
@@ -577,12 +597,14 @@ int test_submit(struct test_group *group, const struct test_how *how, const char
 int test_submit_persist(struct test_group *group, const struct test_how *how, const char *text)
 {
     uint64_t deadline_ns = test_patience();
+    bool again;
     int r;
     do {
         r = submit_bytes(group, how, text, strlen(text));
-        if (r == COX_FULL || r == COX_LATE)
+        again = r == COX_FULL || r == COX_LATE || r == COX_TIMEOUT;
+        if (again)
             sched_yield();
-    } while ((r == COX_FULL || r == COX_LATE) && cox_now_ns() < deadline_ns);
+    } while (again && cox_now_ns() < deadline_ns);
     return r;
 }
 

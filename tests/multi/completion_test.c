@@ -44,21 +44,29 @@ TEST(p3_a_death_is_reported_before_a_long_story)
     expect_death_reported(story);
 }
 
-GROUP_TEST(p3_many_late_ranks_are_reported_as_ranges, 8)
+static bool ranges_reported(uint64_t timeout_ms)
 {
-    for (uint32_t rank = 0; rank < 7; rank++)
-        test_stop_process(cox_executor_pid(executor, rank));
+    static const char silent[] = "ranks 0-6 never took it, silent for up to ";
+    OWN_GROUP *g = test_group_start(8, NULL);
     OWN_COMPLETION c = {0};
-    const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 200};
+    const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = timeout_ms};
+    for (uint32_t rank = 0; rank < 7; rank++)
+        test_stop_process(test_pid(g, rank));
     const uint64_t begin_ns = cox_now_ns();
     assert_int_equal(test_call_how(g, &c, &how, "echo x"), COX_TIMEOUT);
-    assert_contains(test_error_text(g), "1 of 8 ranks replied");
-    static const char silent[] = "ranks 0-6 never took it, silent for up to ";
+    if (!strstr(test_error_text(g), "1 of 8 ranks replied"))
+        return false;
     assert_contains(test_error_text(g), silent);
     const double seconds = strtod(strstr(test_error_text(g), silent) + strlen(silent), NULL);
     assert_true(seconds >= 0.19 && seconds <= (double)(cox_now_ns() - begin_ns) / 1e9 + 0.01);
     for (uint32_t rank = 0; rank < 7; rank++)
         assert_contains(c.ranks[rank].text, "alive but stopped by a signal");
+    return true;
+}
+
+TEST(p3_many_late_ranks_are_reported_as_ranges)
+{
+    test_with_longer_deadlines(ranges_reported);
 }
 
 /* So that the error need not wait for it; unless the thread gets no processor just then. */
@@ -71,7 +79,7 @@ GROUP_TEST(p3_what_holds_a_rank_is_read_before_the_deadline, 8)
     for (int i = 0; i < 100 && !looked; i++) {
         OWN_COMPLETION c = {0};
         test_stop_process(pid);
-        assert_int_equal(test_call_how(g, &c, &how, "echo x"), COX_TIMEOUT);
+        test_call_in_vain(g, &c, &how, "echo x");
         assert_contains(c.ranks[5].text, "alive but stopped by a signal");
         const struct cox_entry *entry = &collector->entries[cox_geometry_frame(
             c.sequence, collector->channel->control->geometry.depth)];

@@ -204,7 +204,7 @@ ATTACH_TEST(a24_stop_ends_the_workers_and_no_other_process)
     const struct test_how deaf = {.gather = COX_GATHER_ALL, .ranks = 4};
     const struct test_how busy = {.gather = COX_GATHER_ALL, .ranks = 6, .timeout_ms = 1};
     assert_int_equal(test_call_how(waiting.group, NULL, &deaf, "deaf"), 0);
-    assert_int_equal(test_call_how(waiting.group, NULL, &busy, "spin"), COX_TIMEOUT);
+    test_call_in_vain(waiting.group, NULL, &busy, "spin");
     /* A rank that is stopped before it has taken the request leaves it, and hears the goodbye. */
     await_taken(&waiting, 1, 2);
     await_taken(&waiting, 2, 2);

@@ -194,13 +194,6 @@ TEST(a_second_reply_is_refused_in_words)
     expect_reply(g, 1, text);
 }
 
-/* Ranks that are slow may find a request cancelled at once: then it gets a longer deadline. */
-static void with_longer_deadlines(bool (*is_seen_alive)(uint64_t timeout_ms))
-{
-    for (uint64_t timeout_ms = 200; !is_seen_alive(timeout_ms); timeout_ms *= 4)
-        assert_true(timeout_ms < TEST_PATIENCE_MS);
-}
-
 /* Waits until both ranks have seen `count` requests cancelled. Returns whether both had found each
  * of them alive before. */
 static bool await_cancelled(struct test_group *g, size_t count)
@@ -213,8 +206,7 @@ static bool given_up(uint64_t timeout_ms)
 {
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = timeout_ms};
     OWN_GROUP *g = takers(2, 0);
-    OWN_COMPLETION c = {0};
-    assert_int_equal(test_call_how(g, &c, &brief, "cancelled"), COX_TIMEOUT);
+    test_call_in_vain(g, NULL, &brief, "cancelled");
     const bool alive = await_cancelled(g, 1);
     assert_int_equal(test_submit_persist(g, &test_all, "echo x"), 0);
     expect_reply(g, 0, "x");
@@ -223,7 +215,7 @@ static bool given_up(uint64_t timeout_ms)
 
 TEST(a_request_that_was_given_up_is_cancelled)
 {
-    with_longer_deadlines(given_up);
+    test_with_longer_deadlines(given_up);
 }
 
 static bool before_earlier_ones(uint64_t timeout_ms)
@@ -231,7 +223,7 @@ static bool before_earlier_ones(uint64_t timeout_ms)
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = timeout_ms};
     OWN_GROUP *g = takers(2, 4);
     submit(g, "keep a");
-    assert_int_equal(test_submit(g, &brief, "cancelled"), 0);
+    assert_int_equal(test_submit_persist(g, &brief, "cancelled"), 0);
     const bool alive = await_cancelled(g, 1);
     assert_int_equal(test_await(g, 0)->sequence, 2);
     assert_int_equal(test_await(g, 0)->status, COX_TIMEOUT);
@@ -242,7 +234,7 @@ static bool before_earlier_ones(uint64_t timeout_ms)
 /* The first one's deadline is far, and its reply keeps that of the second from being published. */
 TEST(a_request_is_cancelled_before_earlier_ones_end)
 {
-    with_longer_deadlines(before_earlier_ones);
+    test_with_longer_deadlines(before_earlier_ones);
 }
 
 static bool in_a_frame_used_again(uint64_t timeout_ms)
@@ -262,7 +254,7 @@ static bool in_a_frame_used_again(uint64_t timeout_ms)
 /* The frame of one that was cancelled is used again. */
 TEST(a_request_in_the_frame_of_a_cancelled_one_is_alive)
 {
-    with_longer_deadlines(in_a_frame_used_again);
+    test_with_longer_deadlines(in_a_frame_used_again);
 }
 
 /* ---- ends ---- */
