@@ -457,6 +457,28 @@ SOCKET_TEST(k19_paths_that_cannot_be)
     assert_int_equal(fd_count(), before);
 }
 
+SOCKET_TEST(a10_the_longest_path_of_a_name)
+{
+    char directory[COX_SOCKET_PATH_SIZE + 2], found[COX_SOCKET_PATH_SIZE];
+    const char *set = getenv("COXSWAIN_RUNTIME_DIR");
+    char *before = strdup(set ? set : "");
+    for (size_t over = 0; over <= 2; over++) {
+        const size_t size = COX_SOCKET_PATH_SIZE - 1 - strlen("/x.sock") + over;
+        memset(directory, 'd', size);
+        directory[0] = '/';
+        directory[size] = '\0';
+        assert_int_equal(setenv("COXSWAIN_RUNTIME_DIR", directory, 1), 0);
+        if (over == 0)
+            assert_ok(cox_control_socket_find("x", found, test_err()));
+        else
+            assert_refused(cox_control_socket_find("x", found, test_err()), COX_TOO_LARGE,
+                           over == 1 ? "has 4096 bytes: expected less than 4096"
+                                     : "has 4097 bytes: expected less than 4096");
+    }
+    assert_int_equal(setenv("COXSWAIN_RUNTIME_DIR", before, 1), 0);
+    free(before);
+}
+
 static volatile sig_atomic_t alarms;
 static void alarmed(int signal_number)
 {

@@ -155,6 +155,26 @@ ATTACH_TEST(a24_a_worker_that_dies_while_the_group_waits_is_named)
     hand_worker_end(survivor);
 }
 
+static _Atomic bool given_up;
+
+static bool is_given_up(void *context)
+{
+    (void)context;
+    return atomic_load(&given_up);
+}
+
+ATTACH_TEST(a24_a_start_that_is_given_up_waits_for_no_worker)
+{
+    struct hand waiting = {.options = {.hooks.cancelled = is_given_up,
+                                       .times.start_timeout_ms = 10 * TEST_PATIENCE_MS}};
+    atomic_store(&given_up, false);
+    hand_open(&waiting, 2, attach);
+    atomic_store(&given_up, true);
+    pthread_join(waiting.thread, NULL);
+    assert_int_equal(waiting.result, COX_CLOSED);
+    assert_string_equal(waiting.err.text, "cancelled while the workers were starting");
+}
+
 ATTACH_TEST(a24_a_worker_that_dies_later_is_named)
 {
     struct hand waiting;

@@ -200,6 +200,24 @@ static int init_of(struct test_group *group, struct cox_init_summary *ret_summar
 
 /* Before March 2026 the device blocks are in the map, since then in the KV cache's description;
  * and ranks of both in one group. */
+/* Their regions have a serial number behind the name. */
+TEST(a9_a_name_without_room_for_the_serial_is_refused)
+{
+    struct cox_executor_options options = COX_EXECUTOR_OPTIONS_INIT;
+    struct cox_executor *executor = NULL;
+    char name[COX_NAME_SIZE_MAX + 1] = "";
+    memset(name, 'x', COX_NAME_SIZE_MAX - COX_NAME_SERIAL_SIZE + 1);
+    options.name = name;
+    options.rank_count = 1;
+    options.workers.command = (const char *const[]){"/nowhere", NULL};
+    options.workers.legacy = true;
+    assert_refused(cox_executor_start(&options, &executor, test_err()), COX_INVALID,
+                   "at most 119 are allowed");
+    options.workers.legacy = false;
+    assert_refused(cox_executor_start(&options, &executor, test_err()), COX_EXEC_FAILED,
+                   "/nowhere");
+}
+
 TEST(m3_init_replies_of_every_release_are_taken)
 {
     static const char *const forms[] = {"old", "new", "mixed"};

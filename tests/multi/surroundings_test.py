@@ -29,6 +29,10 @@ def renews(attach):
     def told():
         return [line for line in harness.read(log).splitlines() if "control socket" in line]
 
+    def watches():
+        fds = "/proc/%d/fd" % process.pid
+        return sum("inotify" in os.readlink(os.path.join(fds, fd)) for fd in os.listdir(fds))
+
     def is_found():
         result = run(["status", "--name", "away"], env=env)
         return result.status == 0 and re.search(r"^rank 1 .* incarnation 2 alive", result.out, re.M)
@@ -52,6 +56,7 @@ def renews(attach):
         wait_until(lambda: len(told()) == 3 and "until it can be made anew" in told()[2], "a failure")
         os.unlink(directory)
         wait_until(lambda: len(told()) == 4 and "is made anew" in told()[3], "the directory again")
+        wait_until(lambda: watches() == 1, "one watch, for the socket that is there")
         expect(run(["stop", "--name", "away"], env=env), 0)
         check(process.wait(TIMEOUT) == 0, "another exit status")
         check(not os.listdir(directory), "left: %s" % os.listdir(directory))
