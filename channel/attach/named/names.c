@@ -17,6 +17,17 @@
 #define SHM_FOLDER "/dev/shm"
 /* How long leftovers may be somebody else's to remove. */
 #define SWEEP_MS 2000
+/* The longest pause meanwhile: each look reads /proc for who holds a lock. */
+#define PAUSE_MAX_NS (16 * (long)COX_NSEC_PER_MSEC)
+
+/* Twice as long as the last pause; the first has 1 ms. Returns how long. */
+static long pause_longer(long last_ns)
+{
+    long ns = last_ns ? 2 * last_ns : (long)COX_NSEC_PER_MSEC;
+    ns = ns < PAUSE_MAX_NS ? ns : PAUSE_MAX_NS;
+    nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
+    return ns;
+}
 
 /* `file` is the prefix of the file in /dev/shm; the object's name without its slash follows it.
  * own_only: skips objects of other users, which the sticky bit of /dev/shm protects from all users
@@ -205,10 +216,11 @@ int cox_control_clear(const char *name, const struct cox_geometry *geometry, str
     uint32_t count = 0;
     struct cox_error why = {0};
     uint64_t deadline_ns = cox_deadline_after_ms(SWEEP_MS);
+    long pause_ns = 0;
     int r;
     while ((r = cox_control_sweep(name, &count, &why)) == COX_BUSY && cox_now_ns() < deadline_ns) {
         cox_error_clear(&why);
-        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+        pause_ns = pause_longer(pause_ns);
     }
     if (r && r != COX_BUSY)
         return cox_fail(err, r, "%s", why.text);
@@ -259,6 +271,7 @@ int cox_control_create(struct cox_control *control, const char *name,
     cox_fault_point(COX_FAULT_CONTROL_FILLED);
     /* A second attempt only after leftovers were swept; a live process may be faster then. */
     const uint64_t deadline_ns = cox_deadline_after_ms(SWEEP_MS);
+    long pause_ns = 0;
     for (bool late = false, last = false; r == 0; last = late, late = cox_now_ns() >= deadline_ns) {
         if (linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0)
             break;
@@ -273,7 +286,7 @@ int cox_control_create(struct cox_control *control, const char *name,
         if (r == COX_BUSY && !late) {
             /* Another start is sweeping: either it gets the name or this one does. Or the owner of
              * the name was killed a moment ago. */
-            nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+            pause_ns = pause_longer(pause_ns);
             r = 0;
         } else if (r) {
             cox_fail(err, r, "%s", why.text);
