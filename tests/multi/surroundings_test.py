@@ -31,7 +31,7 @@ def renews(attach):
 
     def watches():
         fds = "/proc/%d/fd" % process.pid
-        return sum("inotify" in os.readlink(os.path.join(fds, fd)) for fd in os.listdir(fds))
+        return sum("inotify" in os.path.realpath(os.path.join(fds, fd)) for fd in os.listdir(fds))
 
     def is_found():
         result = run(["status", "--name", "away"], env=env)

@@ -1,3 +1,4 @@
+#include "channel/socket/closer.h"
 #include "channel/socket/runtime_dir.h"
 #include "channel/socket/socket.h"
 #include "tests/lib/rights.h"
@@ -105,8 +106,9 @@ SOCKET_TEST(k16_what_arrives_closes_over_exec)
 static void without_standard_fds(void *context)
 {
     (void)context;
-    int pair[2], came[2], sent[2] = {file_new(), file_new()};
+    int pair[2], came[2], one, sent[2] = {file_new(), file_new()};
     uint32_t count;
+    size_t size;
     char byte;
     CHECK(cox_socket_pair(ends) == 0);
     close(0);
@@ -117,6 +119,9 @@ static void without_standard_fds(void *context)
     CHECK(cox_socket_receive(ends[1], &byte, 1, came, 2, &count, PATIENCE) == 0);
     CHECK(count == 2 && came[0] > STDERR_FILENO && came[1] > STDERR_FILENO);
     CHECK(fcntl(came[0], F_GETFD) == FD_CLOEXEC && inode(came[1]) == inode(sent[1]));
+    CHECK(cox_socket_send(ends[0], "x", 1, sent, 1, PATIENCE) == 0);
+    CHECK(cox_closer_receive(ends[1], &byte, 1, &size, &one) == 0);
+    CHECK(one > STDERR_FILENO && inode(one) == inode(sent[0]));
     CHECK(fcntl(0, F_GETFD) < 0 && fcntl(1, F_GETFD) < 0);
 }
 
