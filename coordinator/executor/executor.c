@@ -281,7 +281,6 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
                : cox_executor_adopt_ranks(executor, err);
 }
 
-/* Sets options->rank_count, which nodes give. */
 /* Before anything of them is read: of a struct that is not initialized, nothing is. */
 static int executor_copy_options(const struct cox_executor_options *given,
                                  struct cox_executor_options *ret_options,
@@ -296,6 +295,7 @@ static int executor_copy_options(const struct cox_executor_options *given,
     return r;
 }
 
+/* Sets options->rank_count, which nodes give. */
 static int executor_check_options(struct cox_executor_options *options,
                                   const struct cox_executor_remote *remote, char *name,
                                   size_t name_size, struct cox_geometry *geometry,

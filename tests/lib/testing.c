@@ -545,12 +545,6 @@ void test_call_in_vain(struct test_group *group, struct test_completion *ret_com
     } while (completion->rank_count == 0);
 }
 
-void test_with_longer_deadlines(bool (*in_time)(uint64_t timeout_ms))
-{
-    for (uint64_t timeout_ms = 200; !in_time(timeout_ms); timeout_ms *= 4)
-        assert_true(timeout_ms < TEST_PATIENCE_MS);
-}
-
 const char *test_error_text(const struct test_group *group)
 {
     return group->err.text;
@@ -606,6 +600,12 @@ int test_submit_persist(struct test_group *group, const struct test_how *how, co
             sched_yield();
     } while (again && cox_now_ns() < deadline_ns);
     return r;
+}
+
+void test_with_longer_deadlines(bool (*in_time)(uint64_t timeout_ms))
+{
+    for (uint64_t timeout_ms = 200; !in_time(timeout_ms); timeout_ms *= 4)
+        assert_true(timeout_ms < TEST_PATIENCE_MS);
 }
 
 const struct test_completion *test_await(struct test_group *group, size_t n)

@@ -220,9 +220,6 @@ int test_call_how(struct test_group *group, struct test_completion *ret_completi
 void test_call_in_vain(struct test_group *group, struct test_completion *ret_completion,
                        const struct test_how *how, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-/* What needs ranks to do something before a deadline: with a longer one if they were not in time,
- * on a busy machine. in_time: true if they were. */
-void test_with_longer_deadlines(bool (*in_time)(uint64_t timeout_ms));
 int test_call_bytes(struct test_group *group, struct test_completion *ret_completion,
                     const struct test_how *how, const void *bytes, size_t size);
 /* The text of the last failure of the functions here. */
@@ -242,6 +239,9 @@ void test_handler(void *context, const struct cox_completion *completion);
 /* Submits again while there is no room (FULL, LATE), or the deadline comes before it is published
  * (TIMEOUT: of a few milliseconds, on a busy machine). Returns the first other result. */
 int test_submit_persist(struct test_group *group, const struct test_how *how, const char *text);
+/* What needs ranks to do something before a deadline: with a longer one if they were not in time,
+ * on a busy machine. in_time: true if they were. */
+void test_with_longer_deadlines(bool (*in_time)(uint64_t timeout_ms));
 
 /* ---- pipes that hold a worker ---- */
 

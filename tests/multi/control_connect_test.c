@@ -457,7 +457,7 @@ SOCKET_TEST(k19_paths_that_cannot_be)
     assert_int_equal(fd_count(), before);
 }
 
-SOCKET_TEST(a10_the_longest_path_of_a_name)
+SOCKET_TEST(a22_the_longest_path_of_a_name)
 {
     char directory[COX_SOCKET_PATH_SIZE + 2], found[COX_SOCKET_PATH_SIZE];
     const char *set = getenv("COXSWAIN_RUNTIME_DIR");

@@ -198,10 +198,8 @@ static int init_of(struct test_group *group, struct cox_init_summary *ret_summar
                              ret_summary, err);
 }
 
-/* Before March 2026 the device blocks are in the map, since then in the KV cache's description;
- * and ranks of both in one group. */
 /* Their regions have a serial number behind the name. */
-TEST(a9_a_name_without_room_for_the_serial_is_refused)
+TEST(m7_a_name_without_room_for_the_serial_is_refused)
 {
     struct cox_executor_options options = COX_EXECUTOR_OPTIONS_INIT;
     struct cox_executor *executor = NULL;
@@ -218,6 +216,8 @@ TEST(a9_a_name_without_room_for_the_serial_is_refused)
                    "/nowhere");
 }
 
+/* Before March 2026 the device blocks are in the map, since then in the KV cache's description;
+ * and ranks of both in one group. */
 TEST(m3_init_replies_of_every_release_are_taken)
 {
     static const char *const forms[] = {"old", "new", "mixed"};

@@ -351,7 +351,7 @@ static void life_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-TEST(b1_a_pid_that_another_process_has_now_is_a_dead_rank)
+TEST(b25_a_pid_that_another_process_has_now_is_a_dead_rank)
 {
     struct cox_peer peer = COX_PEER_NONE;
     uint64_t start = 0;
