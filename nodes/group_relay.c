@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How long the thread blocks before it looks whether the generation is over. */
+/* How long the thread blocks before it looks whether the incarnation is over. */
 #define LOOK_NS (50 * COX_NSEC_PER_MSEC)
 #define SEND_MS 250
-/* Messages kept for generations to come: how many, their bytes from one node and in all, and how
+/* Messages kept for incarnations to come: how many, their bytes from one node and in all, and how
  * long. Machines get an init within seconds of each other. */
 #define EARLY_MAX 4096
 #define EARLY_SIZE_MAX_NODE ((size_t)64 << 20)
@@ -24,7 +24,7 @@
 struct early {
     struct early *next;
     char node[COX_NODE_NAME_MAX + 1];
-    uint64_t generation;
+    uint64_t incarnation;
     uint64_t came_ns;
     uint8_t *bytes;
     size_t size;
@@ -40,12 +40,12 @@ struct cox_group_relay {
     struct cox_agent_peer peers[COX_NODE_COUNT_MAX];
     uint32_t peer_count;
     struct cox_group_mirror *mirror;
-    uint64_t generation;
+    uint64_t incarnation;
     struct early *first, **end;
     uint32_t early_count;
     size_t early_size;
 
-    /* collect's thread; ends with its generation */
+    /* collect's thread; ends with its incarnation */
     bool threaded;
     _Atomic bool over;
     /* a machine has come that may not have what was sent before */
@@ -73,7 +73,7 @@ static void relay_send(struct cox_group_relay *relay, const uint8_t *bytes, size
     const uint32_t count = relay->peer_count;
     memcpy(peers, relay->peers, count * sizeof *peers);
     pthread_mutex_unlock(&relay->lock);
-    uint64_t head = htole64(relay->generation);
+    uint64_t head = htole64(relay->incarnation);
     const struct iovec parts[] = {{.iov_base = &head, .iov_len = sizeof head},
                                   {.iov_base = (void *)(uintptr_t)bytes, .iov_len = size}};
     for (uint32_t i = 0; i < count; i++) {
@@ -158,7 +158,7 @@ static const struct cox_agent_peer *peer_find(const struct cox_group_relay *rela
     return NULL;
 }
 
-/* What is kept: applies what is of this generation and of a known machine. The lock is held. */
+/* What is kept: applies what is of this incarnation and of a known machine. The lock is held. */
 static void relay_catch_up(struct cox_group_relay *relay)
 {
     struct early **at = &relay->first;
@@ -166,12 +166,12 @@ static void relay_catch_up(struct cox_group_relay *relay)
         struct early *early = *at;
         const struct cox_agent_peer *peer = peer_find(relay, early->node);
         struct cox_error why = {0};
-        if (early->generation > relay->generation ||
-            (early->generation == relay->generation && (!peer || !relay->mirror))) {
+        if (early->incarnation > relay->incarnation ||
+            (early->incarnation == relay->incarnation && (!peer || !relay->mirror))) {
             at = &early->next;
             continue;
         }
-        if (early->generation == relay->generation &&
+        if (early->incarnation == relay->incarnation &&
             cox_group_mirror_apply(relay->mirror, peer->rank_first, peer->rank_count, early->bytes,
                                    early->size, &why))
             cox_log_write(&relay->log, 4, "the rank group, from node %s: %s", early->node,
@@ -235,7 +235,7 @@ int cox_group_relay_begin(struct cox_group_relay *relay,
         return r;
     pthread_mutex_lock(&relay->lock);
     relay->mirror = mirror;
-    relay->generation = options->generation;
+    relay->incarnation = options->incarnation;
     relay_catch_up(relay);
     pthread_mutex_unlock(&relay->lock);
     atomic_store(&relay->over, false);
@@ -255,13 +255,13 @@ static bool early_has_room(const struct cox_group_relay *relay, const char *node
 }
 
 /* The lock is held. Takes no ownership of bytes. */
-static void relay_keep(struct cox_group_relay *relay, const char *node, uint64_t generation,
+static void relay_keep(struct cox_group_relay *relay, const char *node, uint64_t incarnation,
                        const uint8_t *bytes, size_t size)
 {
     struct early *early = early_has_room(relay, node, size) ? calloc(1, sizeof *early) : NULL;
     if (!early)
         return;
-    early->generation = generation;
+    early->incarnation = incarnation;
     early->came_ns = cox_now_ns();
     early->size = size;
     early->bytes = malloc(size ? size : 1);
@@ -280,21 +280,21 @@ static void relay_keep(struct cox_group_relay *relay, const char *node, uint64_t
 void cox_group_relay_take(struct cox_group_relay *relay, const char *node, uint8_t *bytes,
                           size_t size)
 {
-    uint64_t generation;
+    uint64_t incarnation;
     struct cox_error why = {0};
-    if (size >= sizeof generation) {
-        generation = cox_le64_get(bytes);
-        const uint8_t *rest = bytes + sizeof generation;
-        size -= sizeof generation;
+    if (size >= sizeof incarnation) {
+        incarnation = cox_le64_get(bytes);
+        const uint8_t *rest = bytes + sizeof incarnation;
+        size -= sizeof incarnation;
         pthread_mutex_lock(&relay->lock);
         const struct cox_agent_peer *peer = peer_find(relay, node);
-        const bool present = relay->mirror && generation == relay->generation;
+        const bool present = relay->mirror && incarnation == relay->incarnation;
         if (present && peer) {
             if (cox_group_mirror_apply(relay->mirror, peer->rank_first, peer->rank_count, rest,
                                        size, &why))
                 cox_log_write(&relay->log, 4, "the rank group, from node %s: %s", node, why.text);
-        } else if (present || generation > relay->generation) {
-            relay_keep(relay, node, generation, rest, size);
+        } else if (present || incarnation > relay->incarnation) {
+            relay_keep(relay, node, incarnation, rest, size);
         }
         pthread_mutex_unlock(&relay->lock);
     }

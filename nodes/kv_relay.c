@@ -30,8 +30,8 @@
 #define PIECE_SIZE ((uint64_t)256 << 10)
 /* Without a piece for this long, it is tried whether the other agent is there. */
 #define LOOK_MS 500
-/* Of blocks that were pulled under any generation: one that no sequence has. */
-#define GENERATION_ANY (COX_KV_EXPECTED - 1)
+/* Of blocks that were pulled under any user: one that no sequence has. */
+#define USER_ANY (COX_KV_EXPECTED - 1)
 /* The other agent must have the question by then. */
 #define FETCH_MS 5000
 #define STOP_LOOK_MS 10
@@ -41,7 +41,7 @@
 /* Direct messages, little-endian. FETCH: */
 struct fetch {
     uint64_t id;
-    uint64_t generation;
+    uint64_t user;
     struct cox_handle handle;
     char address[ADDRESS_SIZE];
     uint32_t count;
@@ -97,7 +97,7 @@ struct fetching {
     const uint32_t *numbers;
     /* how many there are, and how many have come */
     uint32_t count, arrived;
-    uint64_t generation;
+    uint64_t user;
     /* of the other agent, or of what it sent */
     int status;
     /* there is no such link any more: pull frees the source */
@@ -170,7 +170,7 @@ int cox_kv_relay_new(struct cox_direct *direct, const char *address, const struc
 /* Nobody waits for this block any longer. */
 static void block_give_up(struct source *source, uint32_t block)
 {
-    if (cox_kv_blocks_generation(source->blocks, block) == COX_KV_EXPECTED)
+    if (cox_kv_blocks_user(source->blocks, block) == COX_KV_EXPECTED)
         cox_kv_blocks_take(source->blocks, block);
 }
 
@@ -409,13 +409,11 @@ static size_t blocks_of(const Coxswain__PullKVRequest__PullKVInfo *info, uint32_
 }
 
 /* Two pulls of a request may copy the same block: what has come for one stays for the other, unless the
- * block has another generation by now. Returns 0, or COX_NO_SPACE. */
-static int block_put(struct source *source, uint32_t block, uint64_t generation,
-                     const uint8_t *bytes)
+ * block has another user by now. Returns 0, or COX_NO_SPACE. */
+static int block_put(struct source *source, uint32_t block, uint64_t user, const uint8_t *bytes)
 {
-    const uint64_t now = cox_kv_blocks_generation(source->blocks, block);
-    if (now == generation ||
-        (generation == GENERATION_ANY && now != COX_KV_UNUSED && now != COX_KV_EXPECTED))
+    const uint64_t now = cox_kv_blocks_user(source->blocks, block);
+    if (now == user || (user == USER_ANY && now != COX_KV_UNUSED && now != COX_KV_EXPECTED))
         return 0;
     if (!source->reserved[block]) {
         if (cox_kv_blocks_reserve(source->blocks, block))
@@ -426,7 +424,7 @@ static int block_put(struct source *source, uint32_t block, uint64_t generation,
         cox_kv_blocks_take(source->blocks, block);
     memcpy((uint8_t *)cox_kv_blocks_info(source->blocks).memory + block * source->block_size, bytes,
            source->block_size);
-    cox_kv_blocks_give(source->blocks, block, generation);
+    cox_kv_blocks_give(source->blocks, block, user);
     return 0;
 }
 
@@ -455,9 +453,8 @@ static int piece_use(struct fetching *fetching, const uint8_t *bytes, size_t siz
             continue;
         if (size < source->block_size)
             return COX_CORRUPT;
-        const uint64_t generation =
-            fetching->generation == COX_KV_UNUSED ? GENERATION_ANY : fetching->generation;
-        if (number < source->block_count && block_put(source, number, generation, at))
+        const uint64_t user = fetching->user == COX_KV_UNUSED ? USER_ANY : fetching->user;
+        if (number < source->block_count && block_put(source, number, user, at))
             return COX_NO_SPACE;
         at += source->block_size;
         size -= source->block_size;
@@ -542,8 +539,7 @@ static bool fetching_begin(struct cox_kv_relay *relay,
             .source = source,
             .numbers = numbers,
             .count = count,
-            .generation =
-                info->has_src_sequence ? cox_kv_generation_of(info->src_sequence) : COX_KV_UNUSED,
+            .user = info->has_src_sequence ? cox_kv_user_of(info->src_sequence) : COX_KV_UNUSED,
         };
     pthread_mutex_unlock(&relay->lock);
     return source != NULL;
@@ -582,7 +578,7 @@ static int blocks_fetch(struct cox_kv_relay *relay, uint64_t deadline_ns, struct
     const struct fetching *fetching = &relay->fetching; /* what is read here does not change */
     const struct source *source = fetching->source;
     struct fetch fetch = {.id = fetching->id,
-                          .generation = fetching->generation,
+                          .user = fetching->user,
                           .handle = source->remote,
                           .count = fetching->count};
     char peer[COX_NODE_NAME_MAX + 8];
@@ -804,7 +800,7 @@ static int piece_copy(struct serving *serving, const struct cox_kv_view *view)
     for (uint32_t i = 0; i < count; i++) {
         uint32_t number;
         memcpy(&number, serving->numbers + (serving->done + i) * sizeof number, sizeof number);
-        const int32_t status = cox_kv_view_copy(view, number, fetch->generation, 0, at, NULL);
+        const int32_t status = cox_kv_view_copy(view, number, fetch->user, 0, at, NULL);
         memcpy(statuses + i * sizeof status, &status, sizeof status);
         at += status ? 0 : block_size;
     }

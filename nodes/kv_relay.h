@@ -4,9 +4,9 @@
  * A rank copies blocks out of the memory of another group's rank, which a link names by a handle. For a
  * rank of another machine the agent keeps KV blocks of its own in its place: the link gets their handle.
  * Before a pull is passed on, its blocks are expected (COX_KV_EXPECTED); then the agent fetches them from
- * the other agent, by a direct connection, and puts them there under their generation. The rank pulls as
+ * the other agent, by a direct connection, and puts them there under their user. The rank pulls as
  * it does on one machine, and waits for each block that has not come. The other agent copies them as a
- * rank would, and says of each whether it still belongs to that generation: one that does not is unused
+ * rank would, and says of each whether it still belongs to that user: one that does not is unused
  * here in the end, so that the pull finds it stale. They come in pieces, so that reading, sending and
  * both copies are at work at once.
  *

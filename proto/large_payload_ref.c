@@ -4,17 +4,17 @@
 
 #include "proto/executor.pb-c.h"
 
-void cox_large_payload_ref_fill(struct Coxswain__BulkRef *message,
+void cox_large_payload_ref_fill(struct Coxswain__LargePayloadRef *message,
                                 struct cox_large_payload_ref *ref)
 {
-    coxswain__bulk_ref__init(message);
+    coxswain__large_payload_ref__init(message);
     message->has_handle = message->has_size = 1;
     message->handle.data = ref->handle.bytes;
     message->handle.len = sizeof ref->handle.bytes;
     message->size = ref->size;
 }
 
-int cox_large_payload_ref_read(const struct Coxswain__BulkRef *message,
+int cox_large_payload_ref_read(const struct Coxswain__LargePayloadRef *message,
                                struct cox_large_payload_ref *ret_ref, struct cox_error *err)
 {
     if (!message->has_handle || !message->has_size ||

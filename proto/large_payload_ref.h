@@ -13,13 +13,13 @@
 
 #include "channel/memory/large_payload.h"
 
-struct Coxswain__BulkRef;
+struct Coxswain__LargePayloadRef;
 
 /* The message's handle is ref's, lent. */
-void cox_large_payload_ref_fill(struct Coxswain__BulkRef *message,
+void cox_large_payload_ref_fill(struct Coxswain__LargePayloadRef *message,
                                 struct cox_large_payload_ref *ref);
 /* The message is a stranger's. Returns 0 or COX_CORRUPT. */
-int cox_large_payload_ref_read(const struct Coxswain__BulkRef *message,
+int cox_large_payload_ref_read(const struct Coxswain__LargePayloadRef *message,
                                struct cox_large_payload_ref *ret_ref, struct cox_error *err);
 
 #endif

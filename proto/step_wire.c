@@ -91,11 +91,11 @@ static bool request_is_plain(const ExecuteRequest *request)
         model->n_blocks_to_swap_in | model->n_blocks_to_swap_out | model->n_blocks_to_copy |
         model->n_finished_requests_ids | model->n_last_sampled_token_ids |
         model->n_all_dp_batches_seq_lens | step->n_announced | request->n_group_memory;
-    const int flags = request->has_group_generation | request->has_replayed |
+    const int flags = request->has_rank_group_incarnation | request->has_replayed |
                       model->has_virtual_engine | model->has_num_lookahead_slots |
                       model->has_running_queue_size | model->has_num_steps |
                       model->has_spec_step_idx | model->has_wait_queue_len;
-    return counts == 0 && flags == 0 && !request->bulk && !request->weights;
+    return counts == 0 && flags == 0 && !request->large_payload && !request->weights;
 }
 
 static uint8_t *put_step(uint8_t *end, const StepDelta *step)
@@ -165,7 +165,8 @@ static bool response_is_plain(const ExecuteResponse *response)
     const int flags = response->has_error_channel | response->has_error_sequence |
                       model->has_model_forward_time | model->has_layerwise_is_prefill |
                       response->has_error_detail;
-    return counts == 0 && flags == 0 && !response->error_text && !response->bulk && !model->err_msg;
+    return counts == 0 && flags == 0 && !response->error_text && !response->large_payload &&
+           !model->err_msg;
 }
 
 static uint8_t *put_result(uint8_t *end, const StepResult *result)

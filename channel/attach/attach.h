@@ -36,7 +36,7 @@ struct cox_region;
 /* The memory in which the ranks form their group (coxswain/group.h). */
 enum cox_attach_rank_group {
     COX_ATTACH_NO_RANK_GROUP,
-    COX_ATTACH_WINDOWS,     /* one object, which all ranks write; a window per generation */
+    COX_ATTACH_WINDOWS,     /* one object, which all ranks write; a window per incarnation */
     COX_ATTACH_MEMBER_OWNED /* each rank has memory that it alone writes */
 };
 
@@ -155,9 +155,9 @@ struct cox_attach_mode {
     int *(*wakeup_fds)(struct cox_attach_group *group, uint32_t rank, enum cox_channel_id channel);
     /* NULL: ranks find nothing by its name once they have attached */
     int (*renew_all)(struct cox_attach_group *group, struct cox_error *err);
-    int (*renew_rank_group)(struct cox_attach_group *group, uint64_t generation,
+    int (*renew_rank_group)(struct cox_attach_group *group, uint64_t incarnation,
                             struct cox_error *err);
-    int (*keep_rank_group)(struct cox_attach_group *group, uint64_t generation);
+    int (*keep_rank_group)(struct cox_attach_group *group, uint64_t incarnation);
     int *(*member_fds)(struct cox_attach_group *group, uint32_t rank);
 
     /* A rank's. */
@@ -296,17 +296,17 @@ static inline int cox_attach_renew_all(struct cox_attach_group *group, struct co
 {
     return group->mode->renew_all ? group->mode->renew_all(group, err) : 0;
 }
-/* Memory for another generation of the rank group, all zero; and gives back that of all others,
+/* Memory for another incarnation of the rank group, all zero; and gives back that of all others,
  * once every rank uses this one or is dead. Without windows both do nothing. Return 0;
  * COX_NO_SPACE; -errno. */
-static inline int cox_attach_renew_rank_group(struct cox_attach_group *group, uint64_t generation,
+static inline int cox_attach_renew_rank_group(struct cox_attach_group *group, uint64_t incarnation,
                                               struct cox_error *err)
 {
-    return group->mode->renew_rank_group(group, generation, err);
+    return group->mode->renew_rank_group(group, incarnation, err);
 }
-static inline int cox_attach_keep_rank_group(struct cox_attach_group *group, uint64_t generation)
+static inline int cox_attach_keep_rank_group(struct cox_attach_group *group, uint64_t incarnation)
 {
-    return group->mode->keep_rank_group(group, generation);
+    return group->mode->keep_rank_group(group, incarnation);
 }
 /* The fds of the memory that the rank owns as a member of the rank group; -1: taken. The caller may
  * take them. NULL: members own none. */

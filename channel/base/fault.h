@@ -123,8 +123,8 @@
     X(MEMORY_RENEWED, "memory.renewed")                                                            \
     X(RANK_RESET, "rank.reset") /* its lines are as at the start */                                \
     X(RANK_ADMITTED, "rank.admitted")                                                              \
-    X(WINDOW_RENEWED, "window.renewed") /* for the next generation of the rank group */            \
-    X(WINDOWS_KEPT, "windows.kept")     /* other generations take no memory */                     \
+    X(WINDOW_RENEWED, "window.renewed") /* for the next incarnation of the rank group */           \
+    X(WINDOWS_KEPT, "windows.kept")     /* other incarnations take no memory */                    \
     X(RANK_OFFERED, "rank.offered")     /* to the process that connects */                         \
     X(REGION_RENEWED, "region.renewed") /* of legacy ranks: another one has the name */            \
     /* Sockets. */                                                                                 \
@@ -150,7 +150,7 @@
     X(KV_MADE, "kv.made")                                                                          \
     X(KV_TAKEN, "kv.taken") /* a block has no user and may be written */                           \
     X(KV_GIVEN, "kv.given")                                                                        \
-    X(KV_LOOKED, "kv.looked") /* a reader has the block's generation, and has copied nothing */    \
+    X(KV_LOOKED, "kv.looked") /* a reader has the block's user, and has copied nothing */          \
     X(KV_COPIED, "kv.copied") /* and has copied it, and does not know whether it was taken */      \
     X(CACHE_EXPORTED, "cache.exported")                                                            \
     X(LINK_ATTACHED, "link.attached") /* to the blocks of another group */                         \

@@ -12,7 +12,7 @@
  *   32  ino u64
  *   40  size u64        bytes of the object that may be mapped; 0: not memory
  *   48  offset u64      where the exported range begins; 0 if the object is not memory
- *   56  generation u32  a counter of the exporter, so that no two handles are equal
+ *   56  serial u32      a counter of the exporter, so that no two handles are equal
  *   60  crc32c u32      over bytes 0 to 59
  *
  * The control socket stores fds under these bytes without opening handles. So the format is
@@ -38,7 +38,7 @@ enum cox_handle_field {
     COX_HANDLE_AT_INO = 32,
     COX_HANDLE_AT_SIZE = 40,
     COX_HANDLE_AT_OFFSET = 48,
-    COX_HANDLE_AT_GENERATION = 56,
+    COX_HANDLE_AT_SERIAL = 56,
     COX_HANDLE_AT_CRC = 60,
 };
 

@@ -26,7 +26,7 @@ struct export
     /* in its bucket */
     struct export *next;
     struct cox_handle handle;
-    uint32_t generation;
+    uint32_t serial;
     /* puts that are outstanding */
     uint32_t users;
     int fd;
@@ -41,9 +41,9 @@ struct cox_exporter {
     bool has_socket;
     /* protects the table and the two counts */
     pthread_mutex_t lock;
-    /* by generation */
+    /* by serial */
     struct export *buckets[BUCKET_COUNT];
-    uint32_t generation;
+    uint32_t serial;
     uint32_t turn;
     /* protects the connection; never taken with the other one */
     pthread_mutex_t socket_lock;
@@ -78,7 +78,7 @@ int cox_exporter_new(const struct cox_exporter_options *options, struct cox_expo
     exporter->fd_store.fd = -1;
     exporter->deadline_ms = options->deadline_ms ? options->deadline_ms : DEADLINE_MS_DEFAULT;
     /* Not from 0: the next exporter of this process may get the same fd numbers. */
-    exporter->generation = (uint32_t)cox_now_ns();
+    exporter->serial = (uint32_t)cox_now_ns();
     pthread_mutex_init(&exporter->lock, NULL);
     pthread_mutex_init(&exporter->socket_lock, NULL);
     exporter->has_socket = options->socket_path != NULL;
@@ -123,10 +123,10 @@ struct cox_exporter *cox_exporter_free(struct cox_exporter *exporter)
 
 /* ---- the table; with the lock ---- */
 
-static struct export **exporter_slot(struct cox_exporter *exporter, uint32_t generation,
+static struct export **exporter_slot(struct cox_exporter *exporter, uint32_t serial,
                                      const struct cox_handle *handle)
 {
-    struct export **slot = &exporter->buckets[generation % BUCKET_COUNT];
+    struct export **slot = &exporter->buckets[serial % BUCKET_COUNT];
     while (*slot && memcmp(&(*slot)->handle, handle, sizeof *handle) != 0)
         slot = &(*slot)->next;
     return slot;
@@ -143,7 +143,7 @@ static int exporter_count(struct cox_exporter *exporter, const struct cox_handle
     if (cox_handle_parse(handle, &info, NULL))
         return COX_NOT_FOUND;
     pthread_mutex_lock(&exporter->lock);
-    struct export **slot = exporter_slot(exporter, info.generation, handle), *found = *slot;
+    struct export **slot = exporter_slot(exporter, info.serial, handle), *found = *slot;
     int r = !found ? COX_NOT_FOUND : more && found->users == UINT32_MAX ? -EOVERFLOW : 0;
     if (r == 0)
         found->users += more ? 1 : UINT32_MAX;
@@ -239,7 +239,7 @@ static int export_fill(struct cox_exporter *exporter, struct export *export, int
     if (r)
         return r;
     pthread_mutex_lock(&exporter->lock);
-    export->generation = exporter->generation++;
+    export->serial = exporter->serial++;
     pthread_mutex_unlock(&exporter->lock);
     const struct cox_handle_info info = {
         .kind = cox_handle_kind_of(&st),
@@ -251,7 +251,7 @@ static int export_fill(struct cox_exporter *exporter, struct export *export, int
         .ino = st.st_ino,
         .size = size,
         .offset = offset,
-        .generation = export->generation,
+        .serial = export->serial,
     };
     cox_handle_format(&info, &export->handle);
     cox_fault_point(COX_FAULT_HANDLE_EXPORTED);
@@ -279,7 +279,7 @@ int cox_exporter_export(struct cox_exporter *exporter, int fd, uint64_t offset, 
     }
     *ret_handle = export->handle;
     pthread_mutex_lock(&exporter->lock);
-    struct export **bucket = &exporter->buckets[export->generation % BUCKET_COUNT];
+    struct export **bucket = &exporter->buckets[export->serial % BUCKET_COUNT];
     export->next = *bucket;
     *bucket = export;
     pthread_mutex_unlock(&exporter->lock);

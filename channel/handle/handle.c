@@ -53,7 +53,7 @@ void cox_handle_format(const struct cox_handle_info *info, struct cox_handle *re
     store(bytes + COX_HANDLE_AT_INO, 8, info->ino);
     store(bytes + COX_HANDLE_AT_SIZE, 8, info->size);
     store(bytes + COX_HANDLE_AT_OFFSET, 8, info->offset);
-    store(bytes + COX_HANDLE_AT_GENERATION, 4, info->generation);
+    store(bytes + COX_HANDLE_AT_SERIAL, 4, info->serial);
     store(bytes + COX_HANDLE_AT_CRC, 4, cox_handle_crc(bytes, COX_HANDLE_AT_CRC));
 }
 
@@ -107,7 +107,7 @@ int cox_handle_parse(const struct cox_handle *handle, struct cox_handle_info *re
         .ino = load(bytes + COX_HANDLE_AT_INO, 8),
         .size = load(bytes + COX_HANDLE_AT_SIZE, 8),
         .offset = load(bytes + COX_HANDLE_AT_OFFSET, 8),
-        .generation = (uint32_t)load(bytes + COX_HANDLE_AT_GENERATION, 4),
+        .serial = (uint32_t)load(bytes + COX_HANDLE_AT_SERIAL, 4),
     };
     int r = info_check(&info, err);
     if (r == 0)

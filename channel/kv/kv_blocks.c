@@ -23,8 +23,8 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 #define LABEL "cox_payload_kv"
-#define GENERATION_PLAIN_MAX (UINT64_C(1) << 47)
-#define GENERATION_MAX ((UINT64_C(1) << 48) - 2)
+#define USER_PLAIN_MAX (UINT64_C(1) << 47)
+#define USER_MAX ((UINT64_C(1) << 48) - 2)
 
 struct cox_kv_blocks {
     struct cox_region region;
@@ -166,25 +166,25 @@ struct cox_kv_info cox_kv_blocks_info(const struct cox_kv_blocks *blocks)
                                 .fd = blocks->fd};
 }
 
-uint64_t cox_kv_generation_of(int64_t sequence)
+uint64_t cox_kv_user_of(int64_t sequence)
 {
     uint64_t mixed = (uint64_t)sequence;
-    if (sequence >= 1 && mixed <= GENERATION_PLAIN_MAX)
+    if (sequence >= 1 && mixed <= USER_PLAIN_MAX)
         return mixed;
     /* The finaliser of MurmurHash3, as of splitmix64: it separates neighbouring ids. */
     mixed = (mixed ^ mixed >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     mixed = (mixed ^ mixed >> 27) * UINT64_C(0x94d049bb133111eb);
     mixed ^= mixed >> 31;
-    return GENERATION_PLAIN_MAX + 1 + mixed % (GENERATION_MAX - GENERATION_PLAIN_MAX);
+    return USER_PLAIN_MAX + 1 + mixed % (USER_MAX - USER_PLAIN_MAX);
 }
 
 /* Without a user, and no longer awaited. */
-static void block_take(struct cox_kv_words *words, uint64_t generation)
+static void block_take(struct cox_kv_words *words, uint64_t user)
 {
     /* relaxed: the owner's own value. */
-    const uint64_t before = atomic_load_explicit(&words->kv_generation, memory_order_relaxed);
+    const uint64_t before = atomic_load_explicit(&words->kv_user, memory_order_relaxed);
     /* (1) relaxed: ordered by (2). */
-    atomic_store_explicit(&words->kv_generation, generation, memory_order_relaxed);
+    atomic_store_explicit(&words->kv_user, user, memory_order_relaxed);
     /* (2) release; partner: (a) in cox_kv_view_copy. */
     atomic_fetch_add_explicit(&words->kv_change, 1, memory_order_release);
     /* (3) Orders (2) before all writes of the content; partner: (d). */
@@ -210,34 +210,34 @@ int cox_kv_blocks_expect(struct cox_kv_blocks *blocks, uint32_t block)
     return 0;
 }
 
-/* Returns whether the generation was `from`. */
-static bool block_give(struct cox_kv_words *words, uint64_t from, uint64_t generation)
+/* Returns whether the user was `from`. */
+static bool block_give(struct cox_kv_words *words, uint64_t from, uint64_t user)
 {
     /* (5) release; partner: (b) in cox_kv_view_copy, which then sees the content. relaxed on
      * failure: nothing depends on it. */
-    if (!atomic_compare_exchange_strong_explicit(&words->kv_generation, &from, generation,
-                                                 memory_order_release, memory_order_relaxed))
+    if (!atomic_compare_exchange_strong_explicit(&words->kv_user, &from, user, memory_order_release,
+                                                 memory_order_relaxed))
         return false;
     cox_fault_point(COX_FAULT_KV_GIVEN);
     return true;
 }
 
-int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block, uint64_t generation)
+int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block, uint64_t user)
 {
-    if (block >= blocks->count || generation == COX_KV_UNUSED || generation == COX_KV_EXPECTED)
+    if (block >= blocks->count || user == COX_KV_UNUSED || user == COX_KV_EXPECTED)
         return COX_INVALID;
     struct cox_kv_words *words = &blocks->words[block];
-    if (block_give(words, COX_KV_EXPECTED, generation))
+    if (block_give(words, COX_KV_EXPECTED, user))
         cox_futex_wake(cox_kv_futex(words));
-    else if (!block_give(words, COX_KV_UNUSED, generation))
+    else if (!block_give(words, COX_KV_UNUSED, user))
         return COX_STATE;
     return 0;
 }
 
-uint64_t cox_kv_blocks_generation(const struct cox_kv_blocks *blocks, uint32_t block)
+uint64_t cox_kv_blocks_user(const struct cox_kv_blocks *blocks, uint32_t block)
 {
     /* relaxed: the owner's own value; for others it orders nothing */
     return block < blocks->count
-               ? atomic_load_explicit(&blocks->words[block].kv_generation, memory_order_relaxed)
+               ? atomic_load_explicit(&blocks->words[block].kv_user, memory_order_relaxed)
                : COX_KV_UNUSED;
 }

@@ -3,10 +3,10 @@
  * the blocks.
  *
  *   0               header        one line; constants, kv_magic stored last
- *   128             words         16 bytes per block: {kv_change, kv_generation}
+ *   128             words         16 bytes per block: {kv_change, kv_user}
  *   blocks_offset   blocks        block b at blocks_offset + b * block_size; a multiple of a page
  *
- * A reader waits on the lower half of kv_generation, a futex, while that is EXPECTED.
+ * A reader waits on the lower half of kv_user, a futex, while that is EXPECTED.
  *
  * Only the owner writes, all of it. Readers map it read-only, and the seals allow no more. What
  * they read is input: they copy the header once and check the copy; the words may be any numbers.
@@ -14,16 +14,16 @@
  * The words of a block are a seqlock. Why each memory order is enough, where E is the number of
  * takes so far:
  *
- *   take   (1) kv_generation = UNUSED  relaxed     copy   (a) change = kv_change          acquire
- *          (2) kv_change += 1 (to E)   release            (b) generation = kv_generation  acquire
+ *   take   (1) kv_user = UNUSED        relaxed     copy   (a) change = kv_change          acquire
+ *          (2) kv_change += 1 (to E)   release            (b) user = kv_user              acquire
  *          (3) fence                   release            (c) the block's bytes
  *          (4) the block's bytes                          (d) fence                       acquire
- *   give   (5) kv_generation = G       release            (e) kv_change == change?        relaxed
+ *   give   (5) kv_user = G             release            (e) kv_change == change?        relaxed
  *
  * Expect is a take with EXPECTED in (1), which no copy accepts either.
  *
- * A copy is valid when (b) read the requested generation and (e) holds. Let change be C and the
- * generation G, which a give (5) stored after take E.
+ * A copy is valid when (b) read the requested user and (e) holds. Let change be C and the
+ * user G, which a give (5) stored after take E.
  *   - Its bytes are those of take E or a later one: (b) is acquire and pairs with release (5),
  *   which follows the bytes (4).
  *   - E >= C: (a) is acquire and pairs with release (2); so (1) of take C is before (b), which
@@ -75,14 +75,14 @@ static_assert(offsetof(struct cox_kv_header, blocks_offset) == 24, "layout");
 struct cox_kv_words {
     /* takes so far; 64 bits never wrap */
     _Atomic uint64_t kv_change;
-    _Atomic uint64_t kv_generation;
+    _Atomic uint64_t kv_user;
 };
 static_assert(sizeof(struct cox_kv_words) == 16, "layout");
 
 static inline _Atomic uint32_t *cox_kv_futex(const struct cox_kv_words *words)
 {
     static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the lower half comes first");
-    return (_Atomic uint32_t *)(uintptr_t)&words->kv_generation;
+    return (_Atomic uint32_t *)(uintptr_t)&words->kv_user;
 }
 
 /* (3) and (d). gcc rejects thread fences under ThreadSanitizer, which does not model them. That

@@ -20,7 +20,7 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 #define LABEL "cox_payload_kv"
-/* Of one wait: the kernel compares half of a generation, and a hostile owner wakes nobody. */
+/* Of one wait: the kernel compares half of the word, and a hostile owner wakes nobody. */
 #define WAIT_MS 10
 
 struct cox_kv_view {
@@ -115,24 +115,24 @@ struct cox_kv_info cox_kv_view_info(const struct cox_kv_view *view)
     return (struct cox_kv_info){.block_count = view->count, .block_size = view->size, .fd = -1};
 }
 
-uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block)
+uint64_t cox_kv_view_user(const struct cox_kv_view *view, uint32_t block)
 {
     /* relaxed: orders nothing. */
     return block < view->count
-               ? atomic_load_explicit(&view->words[block].kv_generation, memory_order_relaxed)
+               ? atomic_load_explicit(&view->words[block].kv_user, memory_order_relaxed)
                : COX_KV_UNUSED;
 }
 
 static void words_await(const struct cox_kv_words *words, uint64_t deadline_ns)
 {
     /* relaxed: a copy orders what it reads. */
-    while (atomic_load_explicit(&words->kv_generation, memory_order_relaxed) == COX_KV_EXPECTED &&
+    while (atomic_load_explicit(&words->kv_user, memory_order_relaxed) == COX_KV_EXPECTED &&
            cox_now_ns() < deadline_ns)
         cox_futex_wait(cox_kv_futex(words), (uint32_t)COX_KV_EXPECTED,
                        cox_deadline_min(deadline_ns, cox_deadline_after_ms(WAIT_MS)));
 }
 
-int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t generation,
+int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t user,
                      uint64_t deadline_ns, void *to, struct cox_error *err)
 {
     if (block >= view->count)
@@ -143,12 +143,12 @@ int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t ge
     /* (a) acquire; partner: (2) in cox_kv_blocks_take. */
     const uint64_t change = atomic_load_explicit(&words->kv_change, memory_order_acquire);
     /* (b) acquire; partner: (5) in cox_kv_blocks_give. */
-    const uint64_t now = atomic_load_explicit(&words->kv_generation, memory_order_acquire);
+    const uint64_t now = atomic_load_explicit(&words->kv_user, memory_order_acquire);
     if (now == COX_KV_EXPECTED)
         return cox_fail(err, COX_EMPTY, "the content of block %" PRIu32 " is on its way", block);
-    if (now == COX_KV_UNUSED && generation == COX_KV_UNUSED)
+    if (now == COX_KV_UNUSED && user == COX_KV_UNUSED)
         return cox_fail(err, COX_STALE, "block %" PRIu32 " belongs to no sequence", block);
-    if (now == COX_KV_UNUSED || (generation != COX_KV_UNUSED && now != generation))
+    if (now == COX_KV_UNUSED || (user != COX_KV_UNUSED && now != user))
         return cox_fail(err, COX_STALE,
                         "block %" PRIu32 " belongs to another sequence, or to none, by now", block);
     cox_fault_point(COX_FAULT_KV_LOOKED);

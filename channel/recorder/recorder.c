@@ -64,24 +64,25 @@ static struct clocks clocks_read(void)
 
 /* ---- blocks ---- */
 
-static struct cox_recorder_layout_head head_make(uint32_t rank, uint32_t instance, const char *path)
+static struct cox_recorder_layout_head head_make(uint32_t rank, uint32_t group_incarnation,
+                                                 const char *path)
 {
     struct cox_recorder_layout_head head = {
         .magic = COX_RECORDER_MAGIC,
         .version = COX_RECORDER_VERSION,
         .rank = rank,
         .size = cox_recorder_block_size(rank == COX_RECORDER_COORDINATOR),
-        .instance = instance,
+        .group_incarnation = group_incarnation,
     };
     if (path)
         memcpy(head.path, path, strnlen(path, sizeof head.path - 1));
     return head;
 }
 
-void cox_recorder_block_init(void *block, uint32_t rank, uint32_t instance, const char *path,
-                             enum cox_recorder_clock clock)
+void cox_recorder_block_init(void *block, uint32_t rank, uint32_t group_incarnation,
+                             const char *path, enum cox_recorder_clock clock)
 {
-    struct cox_recorder_layout_head head = head_make(rank, instance, path);
+    struct cox_recorder_layout_head head = head_make(rank, group_incarnation, path);
     if (clock == COX_RECORDER_TICKS && !(path && path[0])) {
         const struct clocks now = clocks_read();
         head.clock = clock;
@@ -116,10 +117,10 @@ static int file_create(const char *path, uint64_t size, int *ret_fd, struct cox_
     return 0;
 }
 
-int cox_recorder_file_create(const char *path, uint32_t rank, uint32_t instance, int *ret_fd,
-                             struct cox_error *err)
+int cox_recorder_file_create(const char *path, uint32_t rank, uint32_t group_incarnation,
+                             int *ret_fd, struct cox_error *err)
 {
-    const struct cox_recorder_layout_head head = head_make(rank, instance, NULL);
+    const struct cox_recorder_layout_head head = head_make(rank, group_incarnation, NULL);
     _cox_cleanup_(cox_close_fd) int fd = -1;
     int r = file_create(path, cox_recorder_block_size(rank == COX_RECORDER_COORDINATOR), &fd, err);
     if (r)
@@ -215,12 +216,14 @@ int cox_recorder_attach(int fd, uint64_t offset, uint32_t rank, uint32_t incarna
                         ret_recorder);
 }
 
-int cox_recorder_new_coordinator(const char *path, uint32_t instance, enum cox_recorder_clock clock,
-                                 struct cox_recorder **ret_recorder, struct cox_error *err)
+int cox_recorder_new_coordinator(const char *path, uint32_t group_incarnation,
+                                 enum cox_recorder_clock clock, struct cox_recorder **ret_recorder,
+                                 struct cox_error *err)
 {
     const uint64_t size = cox_recorder_block_size(true);
     int file_fd = -1;
-    int r = path ? cox_recorder_file_create(path, COX_RECORDER_COORDINATOR, instance, &file_fd, err)
+    int r = path ? cox_recorder_file_create(path, COX_RECORDER_COORDINATOR, group_incarnation,
+                                            &file_fd, err)
                  : 0;
     if (r)
         return r;
@@ -230,7 +233,7 @@ int cox_recorder_new_coordinator(const char *path, uint32_t instance, enum cox_r
         cox_close_fd(&file_fd);
         return cox_fail(err, r, "no memory for the recorder");
     }
-    cox_recorder_block_init(block, COX_RECORDER_COORDINATOR, instance, NULL,
+    cox_recorder_block_init(block, COX_RECORDER_COORDINATOR, group_incarnation, NULL,
                             path ? COX_RECORDER_NS : clock);
     r = recorder_new(block, size, file_fd, 0, 0, ret_recorder);
     return r ? cox_fail(err, r, "no memory for the recorder") : 0;
@@ -560,7 +563,7 @@ uint32_t cox_recorder_copy(const void *block, const void *again, bool coordinato
     to->version = from->version;
     to->rank = from->rank;
     to->size = from->size;
-    to->instance = from->instance;
+    to->group_incarnation = from->group_incarnation;
     /* acquire: partner is recorder_new; relaxed: stored before it, or private. */
     atomic_init(&to->pid, atomic_load_explicit(&from->pid, memory_order_acquire));
     atomic_init(&to->incarnation, atomic_load_explicit(&from->incarnation, memory_order_relaxed));
@@ -650,7 +653,7 @@ int cox_recorder_check(const void *copy, uint64_t size, bool *ret_coordinator,
         .incarnation = (uint32_t)atomic_load_explicit(&head.incarnation, memory_order_relaxed),
         .pid = atomic_load_explicit(&head.pid, memory_order_relaxed),
         .start = atomic_load_explicit(&head.start, memory_order_relaxed),
-        .instance = head.instance,
+        .group_incarnation = head.group_incarnation,
     };
     return 0;
 }

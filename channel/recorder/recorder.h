@@ -70,13 +70,13 @@ enum cox_recorder_clock cox_recorder_clock_find(void);
  * path: the file to write the records to; NULL or "": none; it is shorter than
  * COX_RECORDER_PATH_SIZE. With a file the clock is NS, whatever was asked: it is read when nobody
  * is left who could tell what ticks are. */
-void cox_recorder_block_init(void *block, uint32_t rank, uint32_t instance, const char *path,
-                             enum cox_recorder_clock clock);
+void cox_recorder_block_init(void *block, uint32_t rank, uint32_t group_incarnation,
+                             const char *path, enum cox_recorder_clock clock);
 /* Coordinator: creates the file of a block in place of any other of that path, mode 0600, with its
  * bytes reserved. *ret_fd is the caller's. Returns 0; COX_NO_SPACE; -errno; err says which file. On
  * failure there is no such file. */
-int cox_recorder_file_create(const char *path, uint32_t rank, uint32_t instance, int *ret_fd,
-                             struct cox_error *err);
+int cox_recorder_file_create(const char *path, uint32_t rank, uint32_t group_incarnation,
+                             int *ret_fd, struct cox_error *err);
 
 /* ---- handles ---- */
 
@@ -87,8 +87,9 @@ int cox_recorder_attach(int fd, uint64_t offset, uint32_t rank, uint32_t incarna
                         uint64_t start, struct cox_recorder **ret_recorder);
 /* The coordinator's: in private memory, and in a file, unless path is NULL; clock: as in
  * cox_recorder_block_init. Returns 0 or as cox_recorder_file_create. */
-int cox_recorder_new_coordinator(const char *path, uint32_t instance, enum cox_recorder_clock clock,
-                                 struct cox_recorder **ret_recorder, struct cox_error *err);
+int cox_recorder_new_coordinator(const char *path, uint32_t group_incarnation,
+                                 enum cox_recorder_clock clock, struct cox_recorder **ret_recorder,
+                                 struct cox_error *err);
 struct cox_recorder *cox_recorder_ref(struct cox_recorder *recorder);   /* NULL-safe */
 struct cox_recorder *cox_recorder_unref(struct cox_recorder *recorder); /* NULL-safe, NULL */
 
@@ -340,7 +341,7 @@ struct cox_record_operation {
 };
 struct cox_record_head {
     uint32_t rank, incarnation;
-    uint64_t pid, start, instance;
+    uint64_t pid, start, group_incarnation;
 };
 
 /* Checks that `size` bytes are a copy of a block: of the coordinator, or of a rank. Returns 0;

@@ -61,8 +61,8 @@ struct cox_recorder_layout_head {
     uint32_t version, rank;
     /* of the whole block */
     uint64_t size;
-    /* instance of the group (layout.h) */
-    uint64_t instance;
+    /* incarnation of the group (layout.h) */
+    uint64_t group_incarnation;
     /* Written by the process that records: pid, then its incarnation and start time; pid is stored
      * last with release. 0: no process records here. */
     _Atomic uint64_t pid;

@@ -78,7 +78,7 @@ int cox_control_verify(struct cox_control *control, const char *object, struct c
                         region->size, geometry.rank_count, size);
     control->layout = layout;
     control->geometry = geometry;
-    control->instance = layout->header.instance;
+    control->group_incarnation = layout->header.group_incarnation;
     cox_control_point(control);
     return 0;
 }
@@ -110,7 +110,7 @@ int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometr
     int r = cox_peer_start_time(getpid(), &header->coordinator_start);
     if (r)
         return r;
-    header->instance = cox_control_fresh();
+    header->group_incarnation = cox_control_fresh();
     memcpy(header->channels, geometry->channels, sizeof header->channels);
     /* release: partner is cox_control_verify. */
     atomic_store_explicit(&header->magic, COX_LAYOUT_MAGIC, memory_order_release);

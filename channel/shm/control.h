@@ -24,7 +24,7 @@ struct cox_control {
     /* private copy, verified */
     struct cox_geometry geometry;
     /* private copy */
-    uint32_t instance;
+    uint32_t group_incarnation;
     /* creator: holds the lock; -1 on the worker side */
     int lock_fd;
 };
@@ -34,7 +34,7 @@ struct cox_control {
         .lock_fd = -1                                                                              \
     }
 
-/* A new number, never 0, for every group of this name: an instance, a serial. */
+/* A new number, never 0, for every group of this name: an incarnation, a serial. */
 uint32_t cox_control_fresh(void);
 /* Writes the header of a new group over zeroed memory, the magic last. Returns 0 or -errno. */
 int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometry *geometry);

@@ -269,9 +269,9 @@ uint64_t cox_geometry_group_object_size(const struct cox_geometry *geometry)
     return cox_geometry_group_size(geometry) * COX_GROUP_WINDOW_COUNT;
 }
 
-uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t generation)
+uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t incarnation)
 {
-    return cox_geometry_group_size(geometry) * (generation % COX_GROUP_WINDOW_COUNT);
+    return cox_geometry_group_size(geometry) * (incarnation % COX_GROUP_WINDOW_COUNT);
 }
 
 /* ---- recorders ---- */

@@ -104,12 +104,12 @@ uint64_t cox_geometry_wake_memory_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_group_hints_offset(void);
 /* In a named group the memory of the rank group is a ring of windows, one for each time that the
  * ranks form their group (windows.h): size of one window, of all of them, and the offset of the
- * window of a generation. A window is a multiple of the page size. The accounts above include only
- * the window in use. 0: the mode has no windows. */
+ * window of an incarnation. A window is a multiple of the page size. The accounts above include
+ * only the window in use. 0: the mode has no windows. */
 #define COX_GROUP_WINDOW_COUNT 16
 uint64_t cox_geometry_group_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_group_object_size(const struct cox_geometry *geometry);
-uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t generation);
+uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t incarnation);
 
 /* Flight recorders (channel/recorder/recorder.h) are behind everything else, so that programs
  * without them need not know: of a sealed group each at the end of its rank's memory, of a named

@@ -87,7 +87,7 @@ struct cox_layout_header {
     /* /proc/<pid>/stat field 22, clock ticks since boot */
     uint64_t coordinator_start;
     /* a different number for every group that had this name */
-    uint32_t instance;
+    uint32_t group_incarnation;
     /* how long waiters spin before they block; see spin.h */
     uint32_t spin_ns;
     /* part of its objects' names; see cox_name_objects */
@@ -149,7 +149,7 @@ struct cox_layout_rank_line {
     _Atomic uint64_t returned;
     /* last sequence replied to; release, after slot and tag */
     _Atomic uint64_t done;
-    _Atomic uint32_t instance;
+    _Atomic uint32_t group_incarnation;
     _Atomic uint32_t incarnation;
     /* The sequence whose reply a slot holds, for the first frames; bit 63: the reply is an
      * ExecuteResponse even for an opaque request. */
@@ -182,7 +182,7 @@ struct cox_layout_identity {
     _Atomic uint32_t pid;
     _Atomic uint64_t start;
     _Atomic uint32_t incarnation;
-    _Atomic uint32_t instance;
+    _Atomic uint32_t group_incarnation;
     uint8_t padding[COX_LINE_SIZE - 24];
 };
 
@@ -260,7 +260,7 @@ COX_LAYOUT_AT(cox_layout_header, depth, 28);
 COX_LAYOUT_AT(cox_layout_header, coordinator_pid, 32);
 COX_LAYOUT_AT(cox_layout_header, flags, 36);
 COX_LAYOUT_AT(cox_layout_header, coordinator_start, 40);
-COX_LAYOUT_AT(cox_layout_header, instance, 48);
+COX_LAYOUT_AT(cox_layout_header, group_incarnation, 48);
 COX_LAYOUT_AT(cox_layout_header, spin_ns, 52);
 COX_LAYOUT_AT(cox_layout_header, serial, 56);
 COX_LAYOUT_AT(cox_layout_header, channels, 64);
@@ -282,7 +282,7 @@ _Static_assert(sizeof(struct cox_layout_channel_state) == 1152, "channel state s
 COX_LAYOUT_AT(cox_layout_rank_line, taken, 0);
 COX_LAYOUT_AT(cox_layout_rank_line, returned, 8);
 COX_LAYOUT_AT(cox_layout_rank_line, done, 16);
-COX_LAYOUT_AT(cox_layout_rank_line, instance, 24);
+COX_LAYOUT_AT(cox_layout_rank_line, group_incarnation, 24);
 COX_LAYOUT_AT(cox_layout_rank_line, incarnation, 28);
 COX_LAYOUT_AT(cox_layout_rank_line, tags, 32);
 COX_LAYOUT_AT(cox_layout_rank_line, word, 96);

@@ -57,8 +57,8 @@ __attribute__((cold, noinline)) static int reply_refuse(const struct cox_channel
     return cox_fail(err, COX_CORRUPT,
                     "rank %" PRIu32 " replied as incarnation %" PRIu32 " of group %" PRIx32
                     ", expected %" PRIu32 " of %" PRIx32,
-                    rank, cox_state_line_incarnation(line), cox_state_line_instance(line),
-                    incarnation, control->instance);
+                    rank, cox_state_line_incarnation(line), cox_state_line_group_incarnation(line),
+                    incarnation, control->group_incarnation);
 }
 
 __attribute__((cold, noinline)) static int reply_refuse_length(uint32_t rank, size_t length,
@@ -81,7 +81,8 @@ COX_HOT int cox_reply_fetch(const struct cox_channel *channel, uint32_t rank, ui
     const struct cox_control *control = channel->control;
     const struct cox_layout_rank_line *line = cox_state_line(control, rank, channel->id);
     const uint64_t tag = cox_state_tag(line, control->geometry.depth, sequence);
-    if ((tag & ~COX_TAG_FAILED) != sequence || cox_state_line_instance(line) != control->instance ||
+    if ((tag & ~COX_TAG_FAILED) != sequence ||
+        cox_state_line_group_incarnation(line) != control->group_incarnation ||
         cox_state_line_incarnation(line) != incarnation)
         return reply_refuse(channel, rank, sequence, incarnation, err);
     const uint8_t *base = reply_base(channel, rank, sequence);

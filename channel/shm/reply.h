@@ -30,7 +30,8 @@ void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, uint64_t
  * bytes are an ExecuteResponse whatever was asked: it reports a failure, or a reply out of line.
  * Returns
  *   0
- *   COX_CORRUPT: an impossible length, or another sequence, instance or incarnation; err says which
+ *   COX_CORRUPT: an impossible length, or another sequence, or incarnation of group or rank; err
+ *     says which
  *   COX_TOO_LARGE: it does not fit buffer
  */
 int cox_reply_fetch(const struct cox_channel *channel, uint32_t rank, uint64_t sequence, bool whole,

@@ -196,7 +196,7 @@ static inline bool cox_state_notifies(const struct cox_layout_channel_state *sha
 static inline uint32_t cox_state_abort_value(const struct cox_control *control)
 {
     uint64_t mixed =
-        (control->layout->header.coordinator_start ^ (uint64_t)control->instance << 32) *
+        (control->layout->header.coordinator_start ^ (uint64_t)control->group_incarnation << 32) *
         UINT64_C(0x9e3779b97f4a7c15);
     return (uint32_t)(mixed >> 32) | 0x80000001u;
 }
@@ -226,7 +226,7 @@ static inline void cox_state_reset_line(struct cox_layout_rank_line *line, uint6
     for (size_t i = 0; i < COX_DEPTH_MAX - COX_DEPTH_NEAR; i++)
         atomic_store_explicit(&line->far_tags[i], 0, memory_order_relaxed);
     atomic_store_explicit(&line->base, 0, memory_order_relaxed);
-    atomic_store_explicit(&line->instance, 0, memory_order_relaxed);
+    atomic_store_explicit(&line->group_incarnation, 0, memory_order_relaxed);
     atomic_store_explicit(&line->incarnation, 0, memory_order_relaxed);
     atomic_store_explicit(&line->stamp_ns, 0, memory_order_relaxed);
     atomic_store_explicit(&line->word, cox_state_word(COX_RANK_IDLE, published),
@@ -243,7 +243,7 @@ static inline void cox_state_reset_identity(struct cox_layout_identity *identity
     atomic_store_explicit(&identity->pid, 0, memory_order_relaxed);
     atomic_store_explicit(&identity->start, 0, memory_order_relaxed);
     atomic_store_explicit(&identity->incarnation, 0, memory_order_relaxed);
-    atomic_store_explicit(&identity->instance, 0, memory_order_relaxed);
+    atomic_store_explicit(&identity->group_incarnation, 0, memory_order_relaxed);
     atomic_store_explicit(&identity->state, COX_IDENTITY_EMPTY, memory_order_release);
     cox_fault_point(COX_FAULT_RANK_RESET);
 }
@@ -304,19 +304,19 @@ static inline struct cox_rank_word cox_state_of_rank(const struct cox_layout_ran
 }
 
 /* relaxed: seen by the coordinator after the release of `done` or of the identity. */
-static inline void cox_state_set_incarnation(struct cox_layout_rank_line *line, uint32_t instance,
-                                             uint32_t incarnation)
+static inline void cox_state_set_incarnation(struct cox_layout_rank_line *line,
+                                             uint32_t group_incarnation, uint32_t incarnation)
 {
-    atomic_store_explicit(&line->instance, instance, memory_order_relaxed);
+    atomic_store_explicit(&line->group_incarnation, group_incarnation, memory_order_relaxed);
     atomic_store_explicit(&line->incarnation, incarnation, memory_order_relaxed);
     cox_fault_point(COX_FAULT_RANK_INCARNATION);
 }
 
 /* The identity of the process that wrote the line, as it has stored it. relaxed: written once at
  * attach, ordered by the acquire of `done`. */
-static inline uint32_t cox_state_line_instance(const struct cox_layout_rank_line *line)
+static inline uint32_t cox_state_line_group_incarnation(const struct cox_layout_rank_line *line)
 {
-    return atomic_load_explicit(&line->instance, memory_order_relaxed);
+    return atomic_load_explicit(&line->group_incarnation, memory_order_relaxed);
 }
 
 static inline uint32_t cox_state_line_incarnation(const struct cox_layout_rank_line *line)
@@ -334,11 +334,11 @@ static inline void cox_state_set_base(struct cox_layout_rank_line *line, uint64_
 /* The process that claimed the identity has attached. From here on the coordinator relies on the
  * rank. */
 static inline void cox_state_announce_identity(struct cox_layout_identity *identity,
-                                               uint32_t instance, uint32_t incarnation)
+                                               uint32_t group_incarnation, uint32_t incarnation)
 {
     /* relaxed: ordered by the release of `state` below. pid and start are there since the claim. */
     atomic_store_explicit(&identity->incarnation, incarnation, memory_order_relaxed);
-    atomic_store_explicit(&identity->instance, instance, memory_order_relaxed);
+    atomic_store_explicit(&identity->group_incarnation, group_incarnation, memory_order_relaxed);
     cox_fault_point(COX_FAULT_ATTACH_IDENTITY);
     /* release: partner is the coordinator's acquire while it waits for the group. */
     atomic_store_explicit(&identity->state, COX_IDENTITY_ATTACHED, memory_order_release);
@@ -351,7 +351,7 @@ struct cox_identity {
     uint32_t pid;
     uint64_t start;
     uint32_t incarnation;
-    uint32_t instance;
+    uint32_t group_incarnation;
 };
 
 /* relaxed: for display, or ordered by the acquire of cox_state_attached before. */
@@ -362,7 +362,8 @@ static inline struct cox_identity cox_state_identity(const struct cox_layout_ide
         .pid = atomic_load_explicit(&identity->pid, memory_order_relaxed),
         .start = atomic_load_explicit(&identity->start, memory_order_relaxed),
         .incarnation = atomic_load_explicit(&identity->incarnation, memory_order_relaxed),
-        .instance = atomic_load_explicit(&identity->instance, memory_order_relaxed),
+        .group_incarnation =
+            atomic_load_explicit(&identity->group_incarnation, memory_order_relaxed),
     };
 }
 

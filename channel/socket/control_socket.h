@@ -29,7 +29,7 @@
  *   12  rank u32
  *   16  rank_count u32
  *   20  incarnation u32
- *   24  instance u32
+ *   24  group_incarnation u32
  *   28  fd_count u32
  *   32  reserved, zero
  *
@@ -95,7 +95,7 @@ struct cox_hello_reply {
     uint32_t rank;
     uint32_t rank_count;
     uint32_t incarnation;
-    uint32_t instance;
+    uint32_t group_incarnation;
 };
 
 /* Write and read the frame; a worker's fields are written for workers only. parse: the bytes are

@@ -33,7 +33,7 @@ enum {
     W_RANK = 12,
     W_RANK_COUNT = 16,
     W_INCARNATION = 20,
-    W_INSTANCE = 24,
+    W_GROUP_INCARNATION = 24,
     W_FD_COUNT = 28,
     W_RESERVED = 32,
     W_SIZE = COX_HELLO_REPLY_SIZE - 1,
@@ -187,7 +187,7 @@ void cox_hello_reply_format(const struct cox_hello_reply *hello_reply, uint32_t 
     put(fields + W_RANK, 4, hello_reply->rank);
     put(fields + W_RANK_COUNT, 4, hello_reply->rank_count);
     put(fields + W_INCARNATION, 4, hello_reply->incarnation);
-    put(fields + W_INSTANCE, 4, hello_reply->instance);
+    put(fields + W_GROUP_INCARNATION, 4, hello_reply->group_incarnation);
     put(fields + W_FD_COUNT, 4, fd_count);
 }
 
@@ -222,7 +222,7 @@ int cox_hello_reply_parse(const uint8_t bytes[COX_HELLO_REPLY_SIZE], const struc
         .rank = get_32(fields + W_RANK),
         .rank_count = get_32(fields + W_RANK_COUNT),
         .incarnation = get_32(fields + W_INCARNATION),
-        .instance = get_32(fields + W_INSTANCE),
+        .group_incarnation = get_32(fields + W_GROUP_INCARNATION),
     };
     if (hello_reply.version != COX_HELLO_VERSION)
         return cox_fail(err, COX_CORRUPT,

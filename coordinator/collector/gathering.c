@@ -179,10 +179,10 @@ COX_HOT static bool gathering_take_message(struct cox_gathering *gathering, uint
     int r = gathering_unpack(gathering, copy, length, 0, &response);
     if (r == 0 && !extensions)
         cox_legacy_reply_read(response, rank);
-    if (r == 0 && response->status == 0 && response->bulk) {
+    if (r == 0 && response->status == 0 && response->large_payload) {
         struct cox_error why;
         cox_error_clear(&why);
-        r = cox_large_payload_ref_read(response->bulk, &own->ref, &why);
+        r = cox_large_payload_ref_read(response->large_payload, &own->ref, &why);
         if (r)
             gathering_error(gathering, rank, r, why.text);
         gathering->in_blocks |= r == 0;

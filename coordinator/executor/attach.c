@@ -61,12 +61,13 @@ int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, st
 {
     const struct cox_identity identity =
         cox_state_identity(&executor->control.ranks[rank]->identity);
-    uint32_t incarnation = identity.incarnation, instance = identity.instance, pid = identity.pid;
+    uint32_t incarnation = identity.incarnation, group_incarnation = identity.group_incarnation,
+             pid = identity.pid;
     uint64_t start = identity.start;
     const struct cox_rank *record = &executor->ranks[rank];
     uint32_t expected = cox_rank_incarnation(record);
     pid_t holder = atomic_load_explicit(&record->holder.pid, memory_order_relaxed);
-    if (incarnation != expected || instance != executor->control.instance)
+    if (incarnation != expected || group_incarnation != executor->control.group_incarnation)
         return cox_fail(err, COX_CORRUPT,
                         "rank %" PRIu32 " attached as incarnation %" PRIu32 ", expected %" PRIu32,
                         rank, incarnation, expected);

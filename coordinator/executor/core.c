@@ -55,7 +55,8 @@ const char *cox_executor_socket(const struct cox_executor *executor)
 uint64_t cox_executor_epoch(const struct cox_executor *executor)
 {
     /* relaxed: each grows before the lock is released under which a step can be published next. */
-    uint64_t epoch = 1 + atomic_load_explicit(&executor->group_generation, memory_order_relaxed);
+    uint64_t epoch =
+        1 + atomic_load_explicit(&executor->rank_group_incarnation, memory_order_relaxed);
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
         epoch += atomic_load_explicit(&executor->ranks[rank].restarts, memory_order_relaxed);
     return epoch;

@@ -511,10 +511,10 @@ int cox_executor_start_remote(const struct cox_executor_options *options,
         return r;
     }
     options = &executor->options;
-    /* Generations of the rank group that an earlier coordinator has begun do not come again. */
+    /* Incarnations of the rank group that an earlier coordinator has begun do not come again. */
     const struct cox_transport *transport = executor->remote.transport;
     if (transport && transport->first_sequence)
-        executor->group_generation =
+        executor->rank_group_incarnation =
             transport->first_sequence(transport->context, COX_CHANNEL_EXECUTE);
     r = executor_create_memory(executor, err);
     if (r == 0 && options->collect)

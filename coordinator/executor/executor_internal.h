@@ -109,8 +109,8 @@ struct cox_executor {
     void (*announce_weights)(void *context, struct cox_weights_announcement *ret_announcement);
     /* both are set before the first init */
     void *announce_context;
-    /* generation of the rank group of the last init that was sent; 0: none was */
-    _Atomic uint64_t group_generation;
+    /* incarnation of the rank group of the last init that was sent; 0: none was */
+    _Atomic uint64_t rank_group_incarnation;
     /* belongs to the thread in init; see group_handles.h */
     struct cox_group_handles *group_handles;
     /* NULL: there was no init in a sealed group whose other ranks are elsewhere */
@@ -207,8 +207,8 @@ int cox_executor_pack(struct cox_collector *collector, const struct cox_payload 
 
 /* ---- init.c: for forward.c ---- */
 
-/* Before an init of this generation is published: memory for the rank group. */
-int cox_executor_renew_group(struct cox_executor *executor, uint64_t generation,
+/* Before an init of this incarnation is published: memory for the rank group. */
+int cox_executor_renew_group(struct cox_executor *executor, uint64_t incarnation,
                              struct cox_error *err);
 
 /* True for channels whose completions go to a registered handler. */

@@ -70,13 +70,14 @@ int cox_executor_group_window(const struct cox_executor *executor,
 {
     const struct cox_geometry *geometry = &executor->geometry;
     *ret_window = (struct cox_group_window){
-        .generation = atomic_load_explicit(&executor->group_generation, memory_order_relaxed),
+        .incarnation =
+            atomic_load_explicit(&executor->rank_group_incarnation, memory_order_relaxed),
         .value_size = cox_geometry_group_value_size(geometry),
         .fd = executor->memory->rank_group_fd,
         .wakeups = executor->memory->rank_group_hints,
     };
-    ret_window->offset = cox_geometry_group_offset(geometry, ret_window->generation);
-    if (!geometry->mirrored || ret_window->generation == 0)
+    ret_window->offset = cox_geometry_group_offset(geometry, ret_window->incarnation);
+    if (!geometry->mirrored || ret_window->incarnation == 0)
         return COX_UNSUPPORTED;
     for (uint32_t rank = 0; executor->mirror_memory && rank < geometry->rank_count; rank++) {
         ret_window->words[rank] = executor->mirror_memory->parts[rank][0].base;
@@ -101,7 +102,7 @@ static int forward_init(struct cox_executor *executor, const struct cox_transpor
     for (size_t i = 0; executor->remote.forwarded_model && i < message->n_config; i++)
         if (message->config[i]->key && !strcmp(message->config[i]->key, "model"))
             message->config[i]->value = (char *)(uintptr_t)executor->remote.forwarded_model;
-    r = cox_executor_renew_group(executor, message->group_generation, err);
+    r = cox_executor_renew_group(executor, message->rank_group_incarnation, err);
     if (r == 0)
         r = cox_mirror_memory_take(executor, err);
     if (r == 0)

@@ -1,6 +1,6 @@
 /* init: the ranks load their model and form their group; also replayed after a rank was replaced.
  *
- * One init at a time. It owns the generation of the rank group, the record of the last init that
+ * One init at a time. It owns the incarnation of the rank group, the record of the last init that
  * succeeded, and the state that it leaves. */
 #include "channel/base/idioms.h"
 #include "channel/base/options.h"
@@ -313,7 +313,7 @@ static int init_enter(struct cox_executor *executor, uint64_t deadline_ns, struc
     return r ? cox_fail(err, r, "another init was under way until the deadline") : 0;
 }
 
-/* r: the result. An init that reached no rank does not count as a generation of the rank group:
+/* r: the result. An init that reached no rank does not count as an incarnation of the rank group:
  * otherwise, after as many such inits as there are windows, the window that the ranks use would be
  * cleared. */
 static void init_leave(struct cox_executor *executor, int r)
@@ -321,42 +321,42 @@ static void init_leave(struct cox_executor *executor, int r)
     pthread_mutex_lock(&executor->recover_lock);
     if (executor->init_sent)
         /* relaxed: as in init_renew_group. */
-        atomic_fetch_add_explicit(&executor->group_generation, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&executor->rank_group_incarnation, 1, memory_order_relaxed);
     executor->init_void = executor->init_void || (r && executor->init_sent);
     executor->in_init = false;
     pthread_cond_broadcast(&executor->recover_cond);
     pthread_mutex_unlock(&executor->recover_lock);
 }
 
-/* Begins another generation of the rank group, in memory of its own. */
-static int init_renew_group(struct cox_executor *executor, uint64_t *ret_generation,
+/* Begins another incarnation of the rank group, in memory of its own. */
+static int init_renew_group(struct cox_executor *executor, uint64_t *ret_incarnation,
                             struct cox_error *err)
 {
     /* relaxed: a count, changed by one init at a time; other readers need the number only. */
-    *ret_generation =
-        atomic_load_explicit(&executor->group_generation, memory_order_relaxed) + UINT64_C(1);
-    return cox_attach_renew_rank_group(executor->memory, *ret_generation, err);
+    *ret_incarnation =
+        atomic_load_explicit(&executor->rank_group_incarnation, memory_order_relaxed) + UINT64_C(1);
+    return cox_attach_renew_rank_group(executor->memory, *ret_incarnation, err);
 }
 
-int cox_executor_renew_group(struct cox_executor *executor, uint64_t generation,
+int cox_executor_renew_group(struct cox_executor *executor, uint64_t incarnation,
                              struct cox_error *err)
 {
     /* Every rank has replied to the init before, or is dead. relaxed: as in init_renew_group. */
-    const uint64_t before =
-        atomic_exchange_explicit(&executor->group_generation, generation, memory_order_relaxed);
+    const uint64_t before = atomic_exchange_explicit(&executor->rank_group_incarnation, incarnation,
+                                                     memory_order_relaxed);
     if (before)
         cox_attach_keep_rank_group(executor->memory, before);
-    return cox_attach_renew_rank_group(executor->memory, generation, err);
+    return cox_attach_renew_rank_group(executor->memory, incarnation, err);
 }
 
-/* Every rank has replied, so all are in this generation or in none. */
-static void init_keep_group(struct cox_executor *executor, uint64_t generation)
+/* Every rank has replied, so all are in this incarnation or in none. */
+static void init_keep_group(struct cox_executor *executor, uint64_t incarnation)
 {
-    const int r = cox_attach_keep_rank_group(executor->memory, generation);
+    const int r = cox_attach_keep_rank_group(executor->memory, incarnation);
     if (r)
         cox_log_write(
             &executor->options.hooks.log, 4,
-            "the memory of the rank group's former generation could not be given back: %s",
+            "the memory of the rank group's former incarnation could not be given back: %s",
             cox_status_text(r));
 }
 
@@ -411,13 +411,13 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
     COX_SET(&request, execute_type, COXSWAIN__EXECUTE_TYPE__MODEL_INIT);
     request.config = pointers;
     request.n_config = record->count;
-    int r = init_renew_group(executor, &request.group_generation, err);
+    int r = init_renew_group(executor, &request.rank_group_incarnation, err);
     if (r == 0)
         r = cox_group_handles_fill(executor, &request, err);
     if (r)
         return r;
     /* Legacy workers have no rank group, and a replayed init is an ordinary one to them. */
-    request.has_group_generation = executor->geometry.mode->limits.extensions;
+    request.has_rank_group_incarnation = executor->geometry.mode->limits.extensions;
     request.has_replayed = request.replayed =
         replayed && executor->geometry.mode->limits.extensions;
     struct weights_words words;
@@ -436,7 +436,7 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
     if (!replayed)
         r = init_blame(&reader, r, err);
     if (r == 0)
-        init_keep_group(executor, request.group_generation);
+        init_keep_group(executor, request.rank_group_incarnation);
     if (r == 0)
         r = reader.status;
     for (uint32_t i = reader.summary.kv_cache_count; i < COX_KV_CACHE_COUNT_MAX; i++)

@@ -42,7 +42,7 @@ static void file_make(struct cox_executor *executor, uint32_t rank,
         return;
     int r = cox_recording_ring_path(recorders->folder, executor->name, rank, path, &why);
     if (r == 0)
-        r = cox_recorder_file_create(path, rank, executor->control.instance, &fd, &why);
+        r = cox_recorder_file_create(path, rank, executor->control.group_incarnation, &fd, &why);
     if (r == 0)
         return;
     path[0] = '\0';
@@ -58,7 +58,7 @@ void cox_recorders_renew(struct cox_executor *executor, uint32_t rank)
         return;
     file_make(executor, rank, path);
     pthread_mutex_lock(&executor->memory_lock);
-    cox_recorder_block_init(block, rank, executor->control.instance, path,
+    cox_recorder_block_init(block, rank, executor->control.group_incarnation, path,
                             executor->recorders.clock);
     pthread_mutex_unlock(&executor->memory_lock);
 }
@@ -501,16 +501,16 @@ static int open_own(struct cox_executor *executor, struct cox_error *err)
     if (recorders->folder) {
         cox_recording_ring_path(recorders->folder, executor->name, COX_RECORDER_COORDINATOR, path,
                                 NULL);
-        r = cox_recorder_new_coordinator(path, executor->control.instance, recorders->clock,
-                                         &recorders->own, &why);
+        r = cox_recorder_new_coordinator(path, executor->control.group_incarnation,
+                                         recorders->clock, &recorders->own, &why);
         if (r && r != COX_NO_SPACE)
             return cox_fail(err, r, "%s", why.text);
         if (r)
             cox_log_write(&executor->options.hooks.log, 4, "the coordinator records in memory: %s",
                           why.text);
     }
-    return r ? cox_recorder_new_coordinator(NULL, executor->control.instance, recorders->clock,
-                                            &recorders->own, err)
+    return r ? cox_recorder_new_coordinator(NULL, executor->control.group_incarnation,
+                                            recorders->clock, &recorders->own, err)
              : 0;
 }
 

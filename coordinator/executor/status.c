@@ -302,7 +302,7 @@ void cox_executor_read_status(struct cox_executor *executor, struct cox_executor
         .depth = executor->geometry.depth,
         .partially_paused = cox_executor_partially_paused(executor),
         .epoch = cox_executor_epoch(executor),
-        .instance = executor->control.instance,
+        .incarnation = executor->control.group_incarnation,
         .uptime_ns = now - executor->started_ns,
         .spin_ns = executor->geometry.spin_ns,
         .legacy = !executor->geometry.mode->limits.extensions,

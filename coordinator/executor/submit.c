@@ -126,10 +126,10 @@ static int payload_pack_block(struct cox_collector *collector, const struct cox_
         return cox_fail(err, r, "%s: a request of %zu bytes: %s", name, size, why.text);
     cox_fault_point(COX_FAULT_LARGE_PAYLOAD_WRITTEN);
     struct cox_large_payload_ref ref = cox_large_payload_refer(block, packed);
-    Coxswain__BulkRef reference;
+    Coxswain__LargePayloadRef reference;
     Coxswain__ExecuteRequest outer = COXSWAIN__EXECUTE_REQUEST__INIT;
     cox_large_payload_ref_fill(&reference, &ref);
-    outer.bulk = &reference;
+    outer.large_payload = &reference;
     if (payload->packed) {
         COX_SET(&outer, execute_type, entry->type);
     } else if (payload->request) {

@@ -74,7 +74,7 @@ static int transport_attach(struct cox_executor *executor, uint32_t rank, const 
     if (kept_fd < 0)
         return cox_fail(err, -errno, "eventfd: %s", cox_status_text(-errno));
     struct cox_layout_rank *own = executor->control.ranks[rank];
-    const uint32_t instance = executor->control.instance;
+    const uint32_t group_incarnation = executor->control.group_incarnation;
     const uint32_t incarnation = cox_rank_incarnation(&executor->ranks[rank]);
     pthread_mutex_lock(&executor->transport_lock);
     int r = cox_supervisor_register_remote(executor->supervisor, rank, node, pid,
@@ -85,8 +85,8 @@ static int transport_attach(struct cox_executor *executor, uint32_t rank, const 
         cox_close_fd(&executor->remote_ends[rank]);
         executor->remote_ends[rank] = cox_steal_fd(&kept_fd);
         for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-            cox_state_set_incarnation(&own->lines[c], instance, incarnation);
-        cox_state_announce_identity(&own->identity, instance, incarnation);
+            cox_state_set_incarnation(&own->lines[c], group_incarnation, incarnation);
+        cox_state_announce_identity(&own->identity, group_incarnation, incarnation);
         /* As an attaching worker: the thread that waits for the rank is woken. */
         cox_gate_post(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
                       COX_WAKEUP_RESPONSE_CONSUME);
@@ -179,10 +179,10 @@ static int reply_out_of_line(struct cox_executor *executor, enum cox_channel_id 
         return cox_fail(err, COX_NO_SPACE, "a reply of %zu bytes: %s", size, why.text);
     memcpy(block->region.base, bytes, size);
     struct cox_large_payload_ref ref = cox_large_payload_refer(block, size);
-    Coxswain__BulkRef reference;
+    Coxswain__LargePayloadRef reference;
     Coxswain__ExecuteResponse outer = COXSWAIN__EXECUTE_RESPONSE__INIT;
     cox_large_payload_ref_fill(&reference, &ref);
-    outer.bulk = &reference;
+    outer.large_payload = &reference;
     COX_SET(&outer, rank, (int32_t)rank);
     r = cox_wire_response_pack(&outer, slot, capacity, ret_length);
     return r ? cox_fail(err, r, "the slot has no room for a reference") : 0;
@@ -234,7 +234,7 @@ static int reply_take(struct cox_executor *executor, enum cox_channel_id id, uin
             cox_fail(err, r, "%s", why.text);
         }
     }
-    cox_state_set_incarnation(line, executor->control.instance, incarnation);
+    cox_state_set_incarnation(line, executor->control.group_incarnation, incarnation);
     if (cox_state_taken(line) < sequence) {
         cox_state_set_taken(line, sequence);
         cox_state_set_returned(line, sequence);

@@ -79,8 +79,8 @@ static bool rank_is_new(struct cox_executor *executor, uint32_t rank)
            rank_is_open_for_attach(executor, rank);
 }
 
-static int check_generation(const struct cox_executor *executor, const struct cox_hello *hello,
-                            uint32_t rank, struct cox_error *err)
+static int check_incarnation(const struct cox_executor *executor, const struct cox_hello *hello,
+                             uint32_t rank, struct cox_error *err)
 {
     uint32_t incarnation = cox_rank_incarnation(&executor->ranks[rank]);
     return hello->incarnation == 0 || hello->incarnation == incarnation
@@ -133,7 +133,7 @@ static int choose_rank(struct cox_executor *executor, const struct cox_hello *he
         return cox_fail(err, COX_INVALID,
                         "rank %" PRIu32 ": the group '%s' has the ranks 0 to %" PRIu32, rank,
                         executor->name, rank_count - 1);
-    int r = check_generation(executor, hello, rank, err);
+    int r = check_incarnation(executor, hello, rank, err);
     if (r)
         return r;
     if (!slot_is_free(executor, rank))
@@ -315,7 +315,7 @@ static int on_worker(void *context, const struct cox_control_client *client,
         .rank = rank,
         .rank_count = executor->geometry.rank_count,
         .incarnation = incarnation,
-        .instance = executor->control.instance,
+        .group_incarnation = executor->control.group_incarnation,
     };
     /* A rank that is a thread of this process (in tests) names the process whose death is its own.
      */

@@ -292,8 +292,8 @@ int cox_recording_of_rings(const char *folder, const char *name, recording **ret
         struct cox_error why = {0};
         cox_recording_ring_path(folder, name, rank, path, NULL);
         if (ring_read(path, rank, &copies[rank], &heads[rank], &why))
-            continue;                                /* one that records in memory has none */
-        if (heads[rank].instance != head.instance) { /* of an earlier group */
+            continue; /* one that records in memory has none */
+        if (heads[rank].group_incarnation != head.group_incarnation) { /* of an earlier group */
             free(copies[rank].data);
             copies[rank] = (ProtobufCBinaryData){0};
             continue;

@@ -152,11 +152,11 @@ static void channel_fill(channel_message *message, int id, const struct cox_exec
     COX_SET(message, spins, stats->spins);
     COX_SET(message, request_bytes, stats->request_bytes);
     COX_SET(message, reply_bytes, stats->reply_bytes);
-    COX_SET(message, bulk_requests, stats->large_requests);
-    COX_SET(message, bulk_request_bytes, stats->large_request_bytes);
-    COX_SET(message, bulk_replies, stats->large_replies);
-    COX_SET(message, bulk_reply_bytes, stats->large_reply_bytes);
-    COX_SET(message, bulk_held_bytes, stats->large_held_bytes);
+    COX_SET(message, large_requests, stats->large_requests);
+    COX_SET(message, large_request_bytes, stats->large_request_bytes);
+    COX_SET(message, large_replies, stats->large_replies);
+    COX_SET(message, large_reply_bytes, stats->large_reply_bytes);
+    COX_SET(message, large_held_bytes, stats->large_held_bytes);
     ranks_list(&status->channels[id].late, status->rank_count, arena, &message->late_ranks,
                &message->n_late_ranks);
     message->oldest = oldest_make(&status->channels[id].oldest, status->rank_count, arena);
@@ -246,7 +246,7 @@ static void group_fill(status_reply *reply, const struct cox_control_source *sou
     reply->refusal = cox_message_lend(source->prompts ? NULL : source->phase.refusal);
     COX_SET(reply, rank_count, status->rank_count);
     COX_SET(reply, depth, status->depth);
-    COX_SET(reply, instance, status->instance);
+    COX_SET(reply, incarnation, status->incarnation);
     COX_SET(reply, uptime_ns, status->uptime_ns);
     if (status->cpu_ns)
         COX_SET(reply, cpu_ns, status->cpu_ns);

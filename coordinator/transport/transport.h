@@ -257,7 +257,7 @@ void cox_executor_cancel_steps(struct cox_executor *executor, enum cox_channel_i
 /* The memory of the rank group that the last init has formed, for a mirror of the ranks of other
  * machines (worker/group/group_mirror.h). */
 struct cox_group_window {
-    uint64_t generation;
+    uint64_t incarnation;
     uint32_t value_size;
     /* named attach: one object; -1: each rank has its own */
     int fd;

@@ -2,7 +2,7 @@
  * kv_leases: KV blocks of finished sequences, kept for other groups to pull.
  *
  * A lease lasts until its owner releases it, it expires, or all are dropped because the ranks'
- * sequence tables were emptied. A reader of the blocks checks their generations itself after
+ * sequence tables were emptied. A reader of the blocks checks their users itself after
  * reading, so no code here waits for readers.
  *
  * Threads: one at a time.

@@ -59,7 +59,7 @@ int cox_transfers_new(struct cox_executor *executor, const struct cox_transfers_
 struct cox_transfers *cox_transfers_free(struct cox_transfers *transfer); /* NULL-safe */
 
 struct cox_pull_request {
-    /* Local sequence: the name of the pull while it lasts, and the generation of its blocks. */
+    /* Local sequence: the name of the pull while it lasts, and the user of its blocks. */
     int64_t sequence;
     /* from 1; each attempt has its own name on the wire */
     uint32_t attempt;

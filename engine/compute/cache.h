@@ -8,9 +8,9 @@
  *
  * The cache's own blocks are KV blocks that other groups may copy
  * (coxswain/kv.h), and that no other process can write. Block b of the block
- * tables is KV block b. Its generation names its owner. That is the sequence
- * (cox_kv_generation_of) whose positions in the block were all written by successful steps or
- * pulls; or COX_CACHE_UNUSED. A block is written only
+ * tables is KV block b. Its user is the sequence (cox_kv_user_of) that owns it: whose positions in
+ * the block were all written by successful steps or pulls; or COX_CACHE_UNUSED. A block is written
+ * only
  *   - after it was taken: it has no owner, so a concurrent copy is stale; or
  *   - by the sequence that owns it, behind its last position, or with the same bytes again: neither
  *     disturbs a copy. A sequence that starts a block at its first position takes it, even its own.
@@ -20,7 +20,7 @@
  * Threads: one at a time, the worker's step thread. Other threads may call take, give, block
  *   and kv_blocks at the same time, for blocks that no step accesses meanwhile. The coordinator
  *   decides which: a wrong decision gives wrong keys and values, but no crash.
- *   Generations are atomic, so that of two threads that take the same block one may detect it.
+ *   Users are atomic, so that of two threads that take the same block one may detect it.
  * Ownership: the object owns the host blocks, and the blocks unless the caller lent memory for
  *   them. Every block id is input from the coordinator and is checked, in all builds.
  * Blocks (threads): nothing. Other groups that read the blocks delay no step.
@@ -52,7 +52,7 @@ struct cox_cache_geometry {
 
 struct cox_cache;
 
-/* Generation of a block without an owner; no pull matches it. */
+/* User of a block without an owner; no pull matches it. */
 #define COX_CACHE_UNUSED COX_KV_UNUSED
 
 /* Bytes of one block. */
@@ -91,9 +91,9 @@ struct cox_kv_blocks *cox_cache_kv_blocks(const struct cox_cache *cache);
 int cox_cache_take(struct cox_cache *cache, uint32_t block, struct cox_error *err);
 /* Returns whether the block was taken and not given to a sequence since. */
 bool cox_cache_is_taken(const struct cox_cache *cache, uint32_t block);
-/* Makes the sequence of this generation the owner of a taken block; COX_CACHE_UNUSED: it stays
+/* Makes the sequence of this user the owner of a taken block; COX_CACHE_UNUSED: it stays
  * without one. A block that has an owner keeps it. */
-void cox_cache_give(struct cox_cache *cache, uint32_t block, uint64_t generation);
+void cox_cache_give(struct cox_cache *cache, uint32_t block, uint64_t user);
 
 /* Begins a step. Sequences that ended, or start again, lose their blocks; blocks to be copied to or
  * written are taken; then the copies are made. The caller has checked the batch.

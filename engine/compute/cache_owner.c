@@ -1,4 +1,4 @@
-/* cache_owner: the owners of a cache's blocks, as generations of its KV blocks. */
+/* cache_owner: the owners of a cache's blocks, as users of its KV blocks. */
 #include "cache_private.h"
 
 #include <stdlib.h>
@@ -24,14 +24,13 @@ int cox_cache_take(struct cox_cache *cache, uint32_t block, struct cox_error *er
 
 bool cox_cache_is_taken(const struct cox_cache *cache, uint32_t block)
 {
-    return !cache->kv || cox_kv_blocks_generation(cache->kv, block) == COX_CACHE_UNUSED;
+    return !cache->kv || cox_kv_blocks_user(cache->kv, block) == COX_CACHE_UNUSED;
 }
 
-void cox_cache_give(struct cox_cache *cache, uint32_t block, uint64_t generation)
+void cox_cache_give(struct cox_cache *cache, uint32_t block, uint64_t user)
 {
     /* A block that is not taken was given by another thread, as ordered by a faulty coordinator. */
-    if (!cache->kv || generation == COX_CACHE_UNUSED ||
-        cox_kv_blocks_give(cache->kv, block, generation))
+    if (!cache->kv || user == COX_CACHE_UNUSED || cox_kv_blocks_give(cache->kv, block, user))
         return;
     /* release; partner: take_all_written. */
     atomic_fetch_add_explicit(&cache->given, 1, memory_order_release);
@@ -40,7 +39,7 @@ void cox_cache_give(struct cox_cache *cache, uint32_t block, uint64_t generation
 /* The ended sequences of a step, whose blocks are taken in one pass over all blocks. */
 struct forgotten {
     struct cox_cache *cache;
-    uint64_t generations[FORGOTTEN_COUNT_MAX];
+    uint64_t users[FORGOTTEN_COUNT_MAX];
     uint32_t count;
 };
 
@@ -49,10 +48,10 @@ static void forgotten_flush(struct forgotten *forgotten)
     struct cox_cache *cache = forgotten->cache;
 
     for (uint32_t block = 0; forgotten->count && block < cache->geometry.block_count; block++) {
-        const uint64_t generation = cox_kv_blocks_generation(cache->kv, block);
+        const uint64_t user = cox_kv_blocks_user(cache->kv, block);
 
-        for (uint32_t i = 0; generation != COX_CACHE_UNUSED && i < forgotten->count; i++)
-            if (forgotten->generations[i] == generation) {
+        for (uint32_t i = 0; user != COX_CACHE_UNUSED && i < forgotten->count; i++)
+            if (forgotten->users[i] == user) {
                 cox_kv_blocks_take(cache->kv, block);
                 break;
             }
@@ -60,11 +59,11 @@ static void forgotten_flush(struct forgotten *forgotten)
     forgotten->count = 0;
 }
 
-static void forgotten_add(struct forgotten *forgotten, uint64_t generation)
+static void forgotten_add(struct forgotten *forgotten, uint64_t user)
 {
     if (forgotten->count == FORGOTTEN_COUNT_MAX)
         forgotten_flush(forgotten);
-    forgotten->generations[forgotten->count++] = generation;
+    forgotten->users[forgotten->count++] = user;
 }
 
 static void forgotten_add_slots(struct forgotten *forgotten, const uint32_t *slots, uint32_t count)
@@ -108,7 +107,7 @@ void cox_cache_clear(struct cox_cache *cache)
         memset(cache->host_blocks, 0, size * cache->geometry.swap_block_count);
 }
 
-/* Records the generation of each row in its slot. A step allocates nothing, because it may be
+/* Records the user of each row in its slot. A step allocates nothing, because it may be
  * abandoned anywhere (worker.h), except when a coordinator uses more slots than usual. */
 static int note_slots(struct cox_cache *cache, const struct cox_batch *batch, struct cox_error *err)
 {
@@ -126,7 +125,7 @@ static int note_slots(struct cox_cache *cache, const struct cox_batch *batch, st
         cache->slot_count = needed;
     }
     for (uint32_t i = 0; i < batch->row_count; i++)
-        cache->slots[batch->rows[i].slot] = cox_kv_generation_of(batch->rows[i].id);
+        cache->slots[batch->rows[i].slot] = cox_kv_user_of(batch->rows[i].id);
     return 0;
 }
 
@@ -137,7 +136,7 @@ static void forget_ended(struct cox_cache *cache, const struct cox_batch *batch)
     forgotten_add_slots(&forgotten, batch->finished_slots, batch->finished_count);
     for (uint32_t i = 0; i < batch->row_count; i++)
         if (batch->rows[i].position == 0)
-            forgotten_add(&forgotten, cox_kv_generation_of(batch->rows[i].id));
+            forgotten_add(&forgotten, cox_kv_user_of(batch->rows[i].id));
     forgotten_flush(&forgotten);
 }
 
@@ -163,7 +162,7 @@ static void take_targets(struct cox_cache *cache, const struct cox_block_pair *p
  * with other blocks. */
 static void take_written(struct cox_cache *cache, const struct cox_batch_row *row)
 {
-    const uint64_t generation = cox_kv_generation_of(row->id);
+    const uint64_t user = cox_kv_user_of(row->id);
     uint32_t first, end;
 
     written_part(cache, row, &first, &end);
@@ -171,7 +170,7 @@ static void take_written(struct cox_cache *cache, const struct cox_batch_row *ro
         const uint32_t block = (uint32_t)row->tables[0].blocks[i];
         const bool begun = i > first || row->position % cache->geometry.block_size == 0;
 
-        if (begun || cox_kv_blocks_generation(cache->kv, block) != generation)
+        if (begun || cox_kv_blocks_user(cache->kv, block) != user)
             cox_kv_blocks_take(cache->kv, block);
     }
 }
@@ -209,7 +208,7 @@ static uint64_t owner_in(const struct cox_batch *batch, int32_t block)
     for (uint32_t i = 0; i < batch->row_count; i++)
         for (uint32_t k = 0; k < batch->rows[i].tables[0].count; k++)
             if (batch->rows[i].tables[0].blocks[k] == block)
-                return cox_kv_generation_of(batch->rows[i].id);
+                return cox_kv_user_of(batch->rows[i].id);
     return COX_CACHE_UNUSED;
 }
 
@@ -228,13 +227,12 @@ void cox_cache_end(struct cox_cache *cache, const struct cox_batch *batch)
     give_targets(cache, batch, batch->copy, batch->copy_count);
     for (uint32_t i = 0; i < batch->row_count; i++) {
         const struct cox_batch_row *row = &batch->rows[i];
-        const uint64_t generation = cox_kv_generation_of(row->id);
+        const uint64_t user = cox_kv_user_of(row->id);
         uint32_t first, end;
 
         written_part(cache, row, &first, &end);
         for (uint32_t k = first; k < end; k++)
-            if (cox_kv_blocks_generation(cache->kv, (uint32_t)row->tables[0].blocks[k]) !=
-                generation)
-                cox_cache_give(cache, (uint32_t)row->tables[0].blocks[k], generation);
+            if (cox_kv_blocks_user(cache->kv, (uint32_t)row->tables[0].blocks[k]) != user)
+                cox_cache_give(cache, (uint32_t)row->tables[0].blocks[k], user);
     }
 }

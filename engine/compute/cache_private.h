@@ -14,7 +14,7 @@ struct cox_cache {
     float *host_blocks;
     /* the cache's own blocks; NULL: memory is lent */
     struct cox_kv_blocks *kv;
-    /* Per slot, the generation of the last sequence with a row there; 0: none. Grown to the highest
+    /* Per slot, the user of the last sequence with a row there; 0: none. Grown to the highest
      * slot. */
     uint64_t *slots;
     uint32_t slot_count;

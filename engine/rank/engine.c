@@ -56,7 +56,7 @@ struct cox_engine {
     struct engine_source source;
     /* NULL: this rank computes everything */
     struct cox_group *group;
-    uint64_t group_generation;
+    uint64_t rank_group_incarnation;
     struct cox_tensor_gather *gather;
     /* the last init succeeded, so a step can run */
     bool ready;
@@ -213,7 +213,7 @@ static int engine_check_share(const char *directory, const struct cox_share *sha
 }
 
 /* Joins the group of all ranks, which are in the same init. If
- * cox_group_options.generation has not changed, it aligns this rank in the group it has joined
+ * cox_group_options.incarnation has not changed, it aligns this rank in the group it has joined
  * before. */
 static int engine_join(struct cox_engine *engine, const struct cox_group_options *options,
                        struct cox_error *err)
@@ -224,7 +224,7 @@ static int engine_join(struct cox_engine *engine, const struct cox_group_options
         r = cox_group_join(options, &engine->group, err);
         if (r)
             return cox_fail(err, r, "the group of ranks: %s", cox_status_text(r));
-        engine->group_generation = options->generation;
+        engine->rank_group_incarnation = options->incarnation;
     }
     r = cox_group_align(engine->group, engine->init_sequence);
     return r ? cox_fail(err, r, "the group of ranks: %s", cox_status_text(r)) : 0;
@@ -601,7 +601,7 @@ static int engine_init(void *context, const struct cox_init_request *request,
     if (engine->cache)
         cox_cache_forget_all(engine->cache);
     engine->gather = cox_tensor_gather_free(engine->gather);
-    if (engine->group && engine->group_generation != options.generation)
+    if (engine->group && engine->rank_group_incarnation != options.incarnation)
         engine->group = cox_group_leave(engine->group);
     engine->init_sequence = request->sequence;
     /* After an init the group is NORMAL without a start command. This comes first, so that a pause

@@ -212,7 +212,7 @@ static int run_copy(struct pull_run *run, const struct cox_pull_pair *pair, stru
         r = run_check(run, err);
         if (r)
             return r;
-        r = cox_kv_view_copy(pull->link->view, pair->from, pull->from_generation,
+        r = cox_kv_view_copy(pull->link->view, pair->from, pull->from_user,
                              cox_deadline_min(pull->deadline_ns, cox_now_ns() + LOOK_NS),
                              cox_cache_block(run->cache, pair->to), &why);
     } while (r == COX_EMPTY);
@@ -231,8 +231,8 @@ static int run_give(const struct pull_run *run, struct cox_error *err)
         if (!cox_cache_is_taken(run->cache, pull->pairs[i].to))
             return cox_fail(err, COX_STALE, "a step has written KV block %u meanwhile",
                             pull->pairs[i].to);
-    for (uint32_t i = 0; pull->to_generation && i < pull->count; i++)
-        cox_cache_give(run->cache, pull->pairs[i].to, pull->to_generation);
+    for (uint32_t i = 0; pull->to_user && i < pull->count; i++)
+        cox_cache_give(run->cache, pull->pairs[i].to, pull->to_user);
     return 0;
 }
 

@@ -3,7 +3,7 @@
  * time.
  *
  * A pull takes all destination blocks, which then belong to no sequence. It copies block after
- * block under the requested generation. A copy fails if the source block has another generation, or
+ * block under the requested user. A copy fails if the source block has another user, or
  * was taken during the copy (coxswain/kv.h). Only when all blocks are copied are
  * they given to the sequence, so a failed copy is never visible. A pull waits for no reader or
  * writer on either side, except for a block whose content is on its way (COX_KV_EXPECTED). Before
@@ -58,10 +58,10 @@ struct cox_pull {
     struct cox_link *link;
     const struct cox_pull_pair *pairs;
     uint32_t count;
-    /* 0: any generation */
-    uint64_t from_generation;
+    /* 0: any user */
+    uint64_t from_user;
     /* 0: the blocks belong to no sequence until a step writes them */
-    uint64_t to_generation;
+    uint64_t to_user;
     /* COX_DEADLINE_NEVER is allowed */
     uint64_t deadline_ns;
     /* expiry of the other group's lease; COX_DEADLINE_NEVER is allowed */
@@ -77,7 +77,7 @@ struct cox_pull {
 /* Returns
  *   0
  *   COX_INVALID: block ids, err says which
- *   COX_STALE: a source block has another generation, the lease has expired, its group was linked
+ *   COX_STALE: a source block has another user, the lease has expired, its group was linked
  *     anew, or a step took a destination block
  *   COX_ABORTED: cancelled, cleared or paused
  *   COX_CLOSED: unlinked

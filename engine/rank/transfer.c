@@ -332,8 +332,8 @@ static int pull_prepare(struct pulling *pulling, const Coxswain__PullKVRequest__
         return cox_fail(err, COX_TOO_LARGE, "no memory for %" PRIu32 " blocks", pull->count);
     pull->request_id = id_of(info);
     pull->pairs = pairs;
-    pull->from_generation = info->has_src_sequence ? cox_kv_generation_of(info->src_sequence) : 0;
-    pull->to_generation = info->has_dst_sequence ? cox_kv_generation_of(info->dst_sequence) : 0;
+    pull->from_user = info->has_src_sequence ? cox_kv_user_of(info->src_sequence) : 0;
+    pull->to_user = info->has_dst_sequence ? cox_kv_user_of(info->dst_sequence) : 0;
     pull->deadline_ns = time_or_never(info->deadline_ns);
     pull->lease_ns = time_or_never(info->lease_ns);
     pull->cancelled = pulling_cancelled;

@@ -654,7 +654,7 @@ struct cox_executor_status {
     /* cox_executor_epoch */
     uint64_t epoch;
     /* differs between groups, also between groups started under the same name */
-    uint32_t instance;
+    uint32_t incarnation;
     uint64_t uptime_ns;
     /* processor time of this process so far; 0: unknown */
     uint64_t cpu_ns;

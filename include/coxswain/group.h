@@ -79,7 +79,7 @@ struct cox_group_options {
     /* largest value of one rank in bytes; 0: 4096. The same on every rank. */
     uint32_t value_size;
     /* The same on every rank: distinguishes groups of one name; 0 is allowed. */
-    uint64_t generation;
+    uint64_t incarnation;
     uint64_t deadline_ns;
     /* Time that a wait in an operation spins before it blocks. 0: it does not
      * spin. May differ between ranks. */
@@ -102,7 +102,7 @@ struct cox_group_options {
 COX_PUBLIC uint64_t cox_group_memory_size(uint32_t rank_count, uint32_t value_size);
 
 /* Joins, and blocks until every rank has joined. On failure it leaves nothing behind, except the
- * name while other ranks still wait. If a previous group, or one of another generation, still has
+ * name while other ranks still wait. If a previous group, or one of another incarnation, still has
  * the name, join waits for its end. The last rank to join succeeds even if its deadline has passed.
  * Returns
  *   0

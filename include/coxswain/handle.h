@@ -59,7 +59,7 @@ struct cox_handle_info {
     uint64_t ino;
     uint64_t size;
     uint64_t offset;
-    uint32_t generation;
+    uint32_t serial;
 };
 
 /* Reads the bytes, which are untrusted input.

@@ -6,22 +6,21 @@
  * Readers of other groups write no shared word: the owner does not track them, and never waits for
  * one. A pool (pool.h) in contrast is for processes that trust each other.
  *
- * The generation of a block identifies its user: a number that the owner chooses (the sequence), or
- * COX_KV_UNUSED:
+ * The user of a block is a number that the owner chooses (the sequence), or COX_KV_UNUSED:
  *
- *     UNUSED -give: its content belongs to G-> G -take: it will be written, or G has ended-> UNUSED
+ *     UNUSED -give: its content belongs to U-> U -take: it will be written, or U has ended-> UNUSED
  *
- * Expect instead of take says that a give will follow soon: until then the generation is
- * COX_KV_EXPECTED, and a reader can wait for it.
+ * Expect instead of take says that a give will follow soon: until then the user is COX_KV_EXPECTED,
+ * and a reader can wait for it.
  *
- * Each take or expect also increments a counter of the block. A reader loads counter and
- * generation, copies, and loads the counter again. If the block was taken meanwhile, the copy may
- * be torn: COX_STALE.
+ * Each take or expect also increments a counter of the block. A reader loads counter and user,
+ * copies, and loads the counter again. If the block was taken meanwhile, the copy may be torn:
+ * COX_STALE.
  * So a block may be written only
  *   - between take or expect, and give; or
  *   - for the user it was given to, behind the positions that were filled at the give. Readers
  *     ignore those bytes, so no copy becomes invalid.
- * New content under the same generation is detected as well: there is a take in between.
+ * New content under the same user is detected as well: there is a take in between.
  * kv_blocks_layout.h explains the memory order.
  *
  * Threads: any. But no other call on the object runs during new, free or attach, and only one take,
@@ -46,18 +45,18 @@
 extern "C" {
 #endif
 
-/* Generation of a block without a user: it cannot be copied. */
+/* The user of a block that has none: it cannot be copied. */
 #define COX_KV_UNUSED UINT64_C(0)
-/* Generation of a block whose content is on its way: it cannot be copied yet. */
+/* That of a block whose content is on its way: it cannot be copied yet. */
 #define COX_KV_EXPECTED UINT64_MAX
 #define COX_KV_BLOCK_COUNT_MAX (UINT32_C(1) << 24)
 /* block_size is a multiple of it, and blocks are aligned to it. */
 #define COX_KV_BLOCK_ALIGNMENT 64
 
-/* The generation that all ranks give the blocks of a sequence, and that a pull asks for: its id if
- * that is 1 to 2^47, otherwise a hash above that range and below 2^48. Two hashes are equal in one
- * of 2^47 cases. */
-COX_PUBLIC uint64_t cox_kv_generation_of(int64_t sequence);
+/* The user that all ranks give the blocks of a sequence, and that a pull asks for: its id if that
+ * is 1 to 2^47, otherwise a hash above that range and below 2^48. Two hashes are equal in one of
+ * 2^47 cases. */
+COX_PUBLIC uint64_t cox_kv_user_of(int64_t sequence);
 
 struct cox_kv_info {
     uint32_t block_count;
@@ -100,17 +99,16 @@ COX_PUBLIC int cox_kv_blocks_take(struct cox_kv_blocks *blocks, uint32_t block);
 /* As take, and says that a give, or a take, will follow soon: readers that know of the block wait
  * for it. For readers on other machines, whose agent copies it for them, it is stale until then. */
 COX_PUBLIC int cox_kv_blocks_expect(struct cox_kv_blocks *blocks, uint32_t block);
-/* From now on the block's content belongs to this generation.
+/* From now on the block's content belongs to this user.
  * Returns
  *   0
- *   COX_INVALID: no such block, or generation COX_KV_UNUSED or COX_KV_EXPECTED
+ *   COX_INVALID: no such block, or user COX_KV_UNUSED or COX_KV_EXPECTED
  *   COX_STATE: the block has a user, which stays: take it first
  */
-COX_PUBLIC int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block,
-                                  uint64_t generation);
+COX_PUBLIC int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block, uint64_t user);
 /* The current value, COX_KV_EXPECTED too; a relaxed load. COX_KV_UNUSED also if there is no such
  * block. */
-COX_PUBLIC uint64_t cox_kv_blocks_generation(const struct cox_kv_blocks *blocks, uint32_t block);
+COX_PUBLIC uint64_t cox_kv_blocks_user(const struct cox_kv_blocks *blocks, uint32_t block);
 
 /* ---- readers ---- */
 
@@ -131,17 +129,17 @@ COX_PUBLIC int cox_kv_view_attach(int fd, struct cox_kv_view **ret_view, struct 
 COX_PUBLIC struct cox_kv_view *cox_kv_view_free(struct cox_kv_view *view);
 
 COX_PUBLIC struct cox_kv_info cox_kv_view_info(const struct cox_kv_view *view);
-/* Copies the block, block_size bytes. generation: the user that it must have; COX_KV_UNUSED: any.
+/* Copies the block, block_size bytes. user: the user that it must have; COX_KV_UNUSED: any.
  * Waits while the block's content is on its way, at most until deadline_ns (CLOCK_MONOTONIC; 0: not
  * at all).
  * Returns
- *   0: `to` has the content that the owner gave under one generation
+ *   0: `to` has the content that the owner gave to one user
  *   COX_INVALID: no such block
  *   COX_EMPTY: the block's content is still on its way
  *   COX_STALE: the block has another user or none, or was taken during the copy; the bytes in `to`
  *     are invalid
  */
-COX_PUBLIC int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t generation,
+COX_PUBLIC int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t user,
                                 uint64_t deadline_ns, void *to, struct cox_error *err);
 
 #ifdef __cplusplus

@@ -84,7 +84,7 @@ struct cox_kv_reference {
     const char *cluster_id;
     /* epoch of that group when this reference was made */
     uint64_t epoch;
-    /* sequence id in that group: the generation of the blocks, and the id of the lease */
+    /* sequence id in that group: the user of the blocks, and the id of the lease */
     int64_t sequence;
     /* CLOCK_MONOTONIC: the end of the lease */
     uint64_t lease_ns;

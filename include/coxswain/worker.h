@@ -370,7 +370,7 @@ struct cox_init_request {
     uint32_t entry_count;
     const struct cox_init_entry *entries;
     /* Where the ranks form their rank group: copy it, and set the members that are the caller's.
-     * Named group: fd, fd_offset, rank, rank_count and generation are set. Each init has memory of
+     * Named group: fd, fd_offset, rank, rank_count and incarnation are set. Each init has memory of
      * its own, all zero, so that a rank still in the previous group cannot write to it. fd is lent
      * until cox_worker_free; it is -1 where the coordinator has no such memory (legacy). Sealed
      * group: `sealed` is set instead, lent until the callback returns. The rank leaves the previous
@@ -431,8 +431,8 @@ struct cox_worker_callbacks {
      *     (cox_exporter_export), and reports them in kv_pool at init.
      *   - link attaches to the KV blocks of another group's ranks (cox_handle_open,
      *     cox_kv_view_attach).
-     *   - pull_kv copies a block under the generation that the request names (cox_kv_view_copy,
-     *     cox_kv_generation_of) with a deadline of a moment. On COX_EMPTY, as for a block that
+     *   - pull_kv copies a block under the user that the request names (cox_kv_view_copy,
+     *     cox_kv_user_of) with a deadline of a moment. On COX_EMPTY, as for a block that
      *     still comes from another machine, it looks whether it must end, and copies again.
      *   - Before a step writes a block that belonged to another sequence, it calls
      *     cox_kv_blocks_take, and cox_kv_blocks_give after it. */

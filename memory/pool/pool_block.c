@@ -40,36 +40,35 @@ void cox_pool_hint(struct cox_pool *pool, uint32_t block)
 
 /* ---- words ---- */
 
-bool cox_pool_block_claim(struct cox_pool *pool, uint32_t block, uint32_t as,
-                          uint64_t *ret_generation)
+bool cox_pool_block_claim(struct cox_pool *pool, uint32_t block, uint32_t as, uint64_t *ret_epoch)
 {
     uint64_t word = atomic_load(cox_pool_block_word_of(pool, block));
     const struct cox_pool_word seen = cox_pool_word_split(word);
     if (seen.phase != COX_POOL_FREE ||
         !atomic_compare_exchange_strong(&pool->blocks[block].block_word, &word,
-                                        cox_pool_word(seen.generation, COX_POOL_CLAIMED, as)))
+                                        cox_pool_word(seen.epoch, COX_POOL_CLAIMED, as)))
         return false;
     cox_fault_point(COX_FAULT_POOL_CLAIMED);
-    *ret_generation = seen.generation;
+    *ret_epoch = seen.epoch;
     return true;
 }
 
 /* Only `as` changes its CLAIMED words, so these two cannot fail unless a process corrupts them. */
-void cox_pool_block_unclaim(struct cox_pool *pool, uint32_t block, uint64_t generation, uint32_t as)
+void cox_pool_block_unclaim(struct cox_pool *pool, uint32_t block, uint64_t epoch, uint32_t as)
 {
-    uint64_t word = cox_pool_word(generation, COX_POOL_CLAIMED, as);
+    uint64_t word = cox_pool_word(epoch, COX_POOL_CLAIMED, as);
     atomic_compare_exchange_strong(&pool->blocks[block].block_word, &word,
-                                   cox_pool_word(generation, COX_POOL_FREE, 0));
+                                   cox_pool_word(epoch, COX_POOL_FREE, 0));
     cox_fault_point(COX_FAULT_POOL_FREED);
     cox_pool_hint(pool, block);
 }
 
-int cox_pool_block_use(struct cox_pool *pool, uint32_t block, uint64_t generation)
+int cox_pool_block_use(struct cox_pool *pool, uint32_t block, uint64_t epoch)
 {
     int r = cox_pool_count_add(pool, block);
     if (r)
         return r;
-    atomic_store(&pool->blocks[block].block_word, cox_pool_word(generation, COX_POOL_USED, 0));
+    atomic_store(&pool->blocks[block].block_word, cox_pool_word(epoch, COX_POOL_USED, 0));
     cox_fault_point(COX_FAULT_POOL_USED);
     /* relaxed: for display */
     atomic_fetch_add_explicit(&pool->owners[pool->owner].owner_allocated, 1, memory_order_relaxed);

@@ -105,12 +105,11 @@ static void dump_block(const struct cox_pool *pool, uint32_t block, line_fn line
     char text[LINE_SIZE];
     if (word.phase == COX_POOL_FREE)
         return;
-    int length =
-        snprintf(text, sizeof text,
-                 "block %" PRIu32 ": %s, generation %" PRIu64 ", %" PRIu64 " bytes at %" PRIu64
-                 ", counted by",
-                 block, word.phase <= COX_POOL_CLOSING ? phases[word.phase] : "corrupt",
-                 word.generation, block_size_of(pool, block), cox_pool_block_offset(pool, block));
+    int length = snprintf(
+        text, sizeof text,
+        "block %" PRIu32 ": %s, epoch %" PRIu64 ", %" PRIu64 " bytes at %" PRIu64 ", counted by",
+        block, word.phase <= COX_POOL_CLOSING ? phases[word.phase] : "corrupt", word.epoch,
+        block_size_of(pool, block), cox_pool_block_offset(pool, block));
     size_t at = (size_t)length;
     for (uint32_t owner = 0; owner < cox_pool_owner_high(pool) && at < sizeof text - 24; owner++) {
         const unsigned count = atomic_load(&cox_pool_count_of(pool, owner, block)->ref_count);

@@ -13,7 +13,7 @@
  *   pool_pages.c      on_demand
  *   pool_block.c      steps of a block's word and counts
  *   pool_identity.c   liveness of processes; pool_local_refs.c: references of this process, by
- *                     generation, in private memory
+ *                     epoch, in private memory
  *   pool_geometry.c   sizes and offsets
  *
  * pool_display.c has stats and dump.
@@ -121,14 +121,12 @@ void cox_pool_owner_leave(struct cox_pool *pool);
 /* ---- pool_block.c ---- */
 
 /* FREE -> CLAIMED; false: another owner was faster, or it is not free. */
-bool cox_pool_block_claim(struct cox_pool *pool, uint32_t block, uint32_t as,
-                          uint64_t *ret_generation);
-/* CLAIMED -> FREE with the same generation: no other process knows it. */
-void cox_pool_block_unclaim(struct cox_pool *pool, uint32_t block, uint64_t generation,
-                            uint32_t as);
-/* CLAIMED -> USED with this generation, counted by this process. Returns 0; COX_FULL: a count at
+bool cox_pool_block_claim(struct cox_pool *pool, uint32_t block, uint32_t as, uint64_t *ret_epoch);
+/* CLAIMED -> FREE with the same epoch: no other process knows it. */
+void cox_pool_block_unclaim(struct cox_pool *pool, uint32_t block, uint64_t epoch, uint32_t as);
+/* CLAIMED -> USED with this epoch, counted by this process. Returns 0; COX_FULL: a count at
  * its limit. */
-int cox_pool_block_use(struct cox_pool *pool, uint32_t block, uint64_t generation);
+int cox_pool_block_use(struct cox_pool *pool, uint32_t block, uint64_t epoch);
 /* One more in this process's row. Returns 0 or COX_FULL. */
 int cox_pool_count_add(struct cox_pool *pool, uint32_t block);
 /* A row or a pin counts it. */
@@ -155,7 +153,7 @@ uint64_t cox_pool_slab_block_size(const struct cox_pool *pool, uint32_t block);
 uint32_t cox_pool_slab_block_of(const struct cox_pool *pool, uint32_t unit);
 /* Claims a free block. Returns 0; COX_FULL; the domain's code. */
 int cox_pool_slab_find(struct cox_pool *pool, uint64_t size, uint32_t *ret_block,
-                       uint64_t *ret_generation, struct cox_error *err);
+                       uint64_t *ret_epoch, struct cox_error *err);
 /* After the block became FREE: its slab may be empty. */
 void cox_pool_slab_freed(struct cox_pool *pool, uint32_t block, uint32_t as);
 /* Reverts slabs that a dead owner was changing, and frees runs whose block is free. */
@@ -179,7 +177,7 @@ void cox_pool_block_reclaim(struct cox_pool *pool, uint32_t block, uint32_t as);
 /* Claims a free block of a fixed pool. Returns 0 or COX_FULL; only_pages: one whose pages are
  * allocated. */
 int cox_pool_block_find(struct cox_pool *pool, bool only_pages, uint32_t *ret_block,
-                        uint64_t *ret_generation);
+                        uint64_t *ret_epoch);
 
 /* ---- pool_local_refs.c ---- */
 
@@ -190,12 +188,11 @@ struct cox_pool_local_refs *cox_pool_local_refs_free(struct cox_pool_local_refs 
 /* False in the child of a fork. */
 bool cox_pool_local_refs_is_here(const struct cox_pool_local_refs *refs);
 /* Adds a reference. Returns 0; COX_FULL; -ENOMEM. */
-int cox_pool_local_refs_add(struct cox_pool_local_refs *refs, uint32_t block, uint64_t generation);
+int cox_pool_local_refs_add(struct cox_pool_local_refs *refs, uint32_t block, uint64_t epoch);
 /* Removes a reference; false: none. */
-bool cox_pool_local_refs_drop(struct cox_pool_local_refs *refs, uint32_t block,
-                              uint64_t generation);
+bool cox_pool_local_refs_drop(struct cox_pool_local_refs *refs, uint32_t block, uint64_t epoch);
 bool cox_pool_local_refs_is_empty(const struct cox_pool_local_refs *refs, uint32_t block_count);
-bool cox_pool_local_refs_has(struct cox_pool_local_refs *refs, uint32_t block, uint64_t generation);
+bool cox_pool_local_refs_has(struct cox_pool_local_refs *refs, uint32_t block, uint64_t epoch);
 
 /* ---- pool_reference.c ---- */
 
@@ -231,7 +228,7 @@ bool cox_pool_is_idle(const struct cox_pool *pool);
 
 struct cox_domain_id cox_pool_domain(const struct cox_pool *pool);
 
-/* Find the block that contains a byte, by its offset or address, and its present generation. They
+/* Find the block that contains a byte, by its offset or address, and its present epoch. They
  * take no reference.
  * Returns
  *   0

@@ -1,14 +1,14 @@
 /*
  * pool_layout: the words of a pool in shared memory. Private to the library.
  *
- * All zero is the initial state of everything but block words (FREE, generation 1) and the header.
+ * All zero is the initial state of everything but block words (FREE, epoch 1) and the header.
  * Areas follow one another, each aligned to a line of 128 bytes (struct cox_pool_geometry has the
  * offsets):
  *
  *   offset 0     header     constants, written before magic; queues.
  *                           4096 bytes
  *          4096  owners[]   one line per process: its identity and counters
- *          ...   blocks[]   a word per block: {generation, phase, owner}. Slab: per unit of
+ *          ...   blocks[]   a word per block: {epoch, phase, owner}. Slab: per unit of
  *                           block_size
  *                pins[]     four per block: the messages that pin it
  *                hints[]    a bit per block: may be free. Only a hint; the block's word is
@@ -195,24 +195,24 @@ _Static_assert(sizeof(struct cox_pool_layout_count) == 2, "count size");
 
 /* ---- words ---- */
 
-/* Of a block: {generation:48, phase:4, owner:12}. */
+/* Of a block: {epoch:48, phase:4, owner:12}. */
 enum cox_pool_phase {
     COX_POOL_FREE = 0,
     COX_POOL_CLAIMED = 1, /* by owner, before its reference is known to others */
     COX_POOL_USED = 2,
     COX_POOL_CLOSING = 3, /* by owner, which checks whether anything counts it */
 };
-#define COX_POOL_GENERATION_MAX ((UINT64_C(1) << 48) - 1)
+#define COX_POOL_EPOCH_MAX ((UINT64_C(1) << 48) - 1)
 
 struct cox_pool_word {
-    uint64_t generation;
+    uint64_t epoch;
     uint32_t phase;
     uint32_t owner;
 };
 
-static inline uint64_t cox_pool_word(uint64_t generation, enum cox_pool_phase phase, uint32_t owner)
+static inline uint64_t cox_pool_word(uint64_t epoch, enum cox_pool_phase phase, uint32_t owner)
 {
-    return generation << 16 | (uint64_t)phase << 12 | owner;
+    return epoch << 16 | (uint64_t)phase << 12 | owner;
 }
 
 static inline struct cox_pool_word cox_pool_word_split(uint64_t word)
@@ -220,10 +220,10 @@ static inline struct cox_pool_word cox_pool_word_split(uint64_t word)
     return (struct cox_pool_word){word >> 16, word >> 12 & 0xf, word & 0xfff};
 }
 
-/* 0 is never a generation. */
-static inline uint64_t cox_pool_generation_next(uint64_t generation)
+/* 0 is never an epoch. */
+static inline uint64_t cox_pool_epoch_next(uint64_t epoch)
 {
-    return generation >= COX_POOL_GENERATION_MAX ? 1 : generation + 1;
+    return epoch >= COX_POOL_EPOCH_MAX ? 1 : epoch + 1;
 }
 
 /* Of an owner, and of queues_lock: {state:4, pid:22, start:38}. pids have 22 bits (PID_MAX_LIMIT);

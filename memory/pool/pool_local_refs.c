@@ -1,9 +1,9 @@
 /*
- * pool_local_refs: the references of this process by block and generation, in private memory. unref
- * checks them: the shared row has only a count per block, not the generation.
+ * pool_local_refs: the references of this process by block and epoch, in private memory. unref
+ * checks them: the shared row has only a count per block, not the epoch.
  *
- * One word per block, {generation:48, count:16}, and a list for what does not fit: references to an
- * older generation of a block whose generation was bumped. In the child of a fork all words read as
+ * One word per block, {epoch:48, count:16}, and a list for what does not fit: references to an
+ * older epoch of a block whose epoch was bumped. In the child of a fork all words read as
  * zeros (MADV_WIPEONFORK).
  */
 #include "pool_internal.h"
@@ -13,7 +13,7 @@
 
 struct older {
     struct older *next;
-    uint64_t generation;
+    uint64_t epoch;
     uint32_t block;
     uint32_t count;
 };
@@ -77,24 +77,23 @@ bool cox_pool_local_refs_is_here(const struct cox_pool_local_refs *refs)
     return atomic_load_explicit(&refs->words[0], memory_order_relaxed) == 1;
 }
 
-/* ---- older generations ---- */
+/* ---- older epochs ---- */
 
-static struct older **older_find(struct cox_pool_local_refs *refs, uint32_t block,
-                                 uint64_t generation)
+static struct older **older_find(struct cox_pool_local_refs *refs, uint32_t block, uint64_t epoch)
 {
     struct older **link = &refs->olders;
-    while (*link && ((*link)->block != block || (*link)->generation != generation))
+    while (*link && ((*link)->block != block || (*link)->epoch != epoch))
         link = &(*link)->next;
     return link;
 }
 
-static int older_add(struct cox_pool_local_refs *refs, uint32_t block, uint64_t generation)
+static int older_add(struct cox_pool_local_refs *refs, uint32_t block, uint64_t epoch)
 {
     int r = 0;
     pthread_mutex_lock(&refs->lock);
-    struct older *older = *older_find(refs, block, generation);
+    struct older *older = *older_find(refs, block, epoch);
     if (!older && (older = calloc(1, sizeof *older))) {
-        *older = (struct older){refs->olders, generation, block, 0};
+        *older = (struct older){refs->olders, epoch, block, 0};
         refs->olders = older;
         atomic_fetch_add(&refs->older_count, 1);
     }
@@ -106,12 +105,12 @@ static int older_add(struct cox_pool_local_refs *refs, uint32_t block, uint64_t 
     return r;
 }
 
-static bool older_drop(struct cox_pool_local_refs *refs, uint32_t block, uint64_t generation)
+static bool older_drop(struct cox_pool_local_refs *refs, uint32_t block, uint64_t epoch)
 {
     if (atomic_load(&refs->older_count) == 0)
         return false;
     pthread_mutex_lock(&refs->lock);
-    struct older **link = older_find(refs, block, generation), *older = *link;
+    struct older **link = older_find(refs, block, epoch), *older = *link;
     if (older && --older->count == 0) {
         *link = older->next;
         free(older);
@@ -124,43 +123,43 @@ static bool older_drop(struct cox_pool_local_refs *refs, uint32_t block, uint64_
 /* ---- references ---- */
 
 /* relaxed: threads that pass a reference to each other synchronize themselves. */
-int cox_pool_local_refs_add(struct cox_pool_local_refs *refs, uint32_t block, uint64_t generation)
+int cox_pool_local_refs_add(struct cox_pool_local_refs *refs, uint32_t block, uint64_t epoch)
 {
     _Atomic uint64_t *record = &refs->words[block + 1];
     uint64_t seen = atomic_load_explicit(record, memory_order_relaxed), next;
     do {
         const uint64_t count = seen & 0xffff;
-        if (count && seen >> 16 != generation)
-            return older_add(refs, block, generation);
+        if (count && seen >> 16 != epoch)
+            return older_add(refs, block, epoch);
         if (count == 0xffff)
             return COX_FULL;
-        next = generation << 16 | (count + 1);
+        next = epoch << 16 | (count + 1);
     } while (!atomic_compare_exchange_weak_explicit(record, &seen, next, memory_order_relaxed,
                                                     memory_order_relaxed));
     return 0;
 }
 
-bool cox_pool_local_refs_drop(struct cox_pool_local_refs *refs, uint32_t block, uint64_t generation)
+bool cox_pool_local_refs_drop(struct cox_pool_local_refs *refs, uint32_t block, uint64_t epoch)
 {
     _Atomic uint64_t *record = &refs->words[block + 1];
     uint64_t seen = atomic_load_explicit(record, memory_order_relaxed);
     do
-        if ((seen & 0xffff) == 0 || seen >> 16 != generation)
-            return older_drop(refs, block, generation);
+        if ((seen & 0xffff) == 0 || seen >> 16 != epoch)
+            return older_drop(refs, block, epoch);
     while (!atomic_compare_exchange_weak_explicit(record, &seen, seen - 1, memory_order_relaxed,
                                                   memory_order_relaxed));
     return true;
 }
 
-bool cox_pool_local_refs_has(struct cox_pool_local_refs *refs, uint32_t block, uint64_t generation)
+bool cox_pool_local_refs_has(struct cox_pool_local_refs *refs, uint32_t block, uint64_t epoch)
 {
     const uint64_t seen = atomic_load_explicit(&refs->words[block + 1], memory_order_relaxed);
-    if ((seen & 0xffff) && seen >> 16 == generation)
+    if ((seen & 0xffff) && seen >> 16 == epoch)
         return true;
     if (atomic_load(&refs->older_count) == 0)
         return false;
     pthread_mutex_lock(&refs->lock);
-    const bool found = *older_find(refs, block, generation) != NULL;
+    const bool found = *older_find(refs, block, epoch) != NULL;
     pthread_mutex_unlock(&refs->lock);
     return found;
 }

@@ -65,7 +65,7 @@ int cox_pool_pin(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_
         r = cox_pool_check_ref(pool, ref, err);
     if (r)
         return r;
-    if (tag == 0 || tag > COX_POOL_GENERATION_MAX)
+    if (tag == 0 || tag > COX_POOL_EPOCH_MAX)
         return cox_fail(err, COX_INVALID, "tag %" PRIu64 ": 1 to 2^48 - 1", tag);
     if (pin_word_of(pool, queue_id, tag, &word, &place) ||
         !(atomic_load(&pool->owners[pool->owner].owner_joined) >> place & 1))
@@ -89,7 +89,7 @@ void cox_pool_unpin(struct cox_pool *pool, const struct cox_block_ref *ref, uint
     uint64_t word;
     uint32_t place;
     if (cox_pool_check_here(pool, NULL) || cox_pool_check_ref(pool, ref, NULL) || tag == 0 ||
-        tag > COX_POOL_GENERATION_MAX || pin_word_of(pool, queue_id, tag, &word, &place))
+        tag > COX_POOL_EPOCH_MAX || pin_word_of(pool, queue_id, tag, &word, &place))
         return;
     pin_clear(pool, ref->block, word);
 }

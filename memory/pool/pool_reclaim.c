@@ -9,7 +9,7 @@
  *   2. That owner sets CLOSING and checks once more. A new reference increments its count before it
  *   reads the word. So either the last check sees the count, or the new owner sees CLOSING (or its
  *   outcome).
- *   3. An owner that counts the block and finds its generation in CLOSING sets USED again, which is
+ *   3. An owner that counts the block and finds its epoch in CLOSING sets USED again, which is
  *   true. The closing owner's compare-and-swap to FREE then fails.
  *   4. An owner that sees a count in its last check sets USED again and stops. The counting owner
  *   will check by rule 1, and takes over a CLOSING that it finds.
@@ -44,15 +44,15 @@ static bool block_close(struct cox_pool *pool, uint32_t block, uint32_t as)
         seen = cox_pool_word_split(word);
         if (seen.phase != COX_POOL_USED && seen.phase != COX_POOL_CLOSING)
             return false;
-        closing = cox_pool_word(seen.generation, COX_POOL_CLOSING, as);
+        closing = cox_pool_word(seen.epoch, COX_POOL_CLOSING, as);
     } while (!atomic_compare_exchange_weak(block_word, &word, closing));
     cox_fault_point(COX_FAULT_POOL_CLOSING);
     const bool counted = cox_pool_block_is_counted(pool, block);
     cox_fault_point(COX_FAULT_POOL_CHECKED);
     word = closing;
-    const uint64_t next =
-        counted ? cox_pool_word(seen.generation, COX_POOL_USED, 0)
-                : cox_pool_word(cox_pool_generation_next(seen.generation), COX_POOL_FREE, 0);
+    const uint64_t next = counted
+                              ? cox_pool_word(seen.epoch, COX_POOL_USED, 0)
+                              : cox_pool_word(cox_pool_epoch_next(seen.epoch), COX_POOL_FREE, 0);
     const bool changed = atomic_compare_exchange_strong(block_word, &word, next);
     cox_fault_point(counted ? COX_FAULT_POOL_REOPENED : COX_FAULT_POOL_FREED);
     return changed && !counted;
@@ -91,17 +91,16 @@ bool cox_pool_count_drop(struct cox_pool *pool, uint32_t block)
 
 /* ---- finding one ---- */
 
-static bool block_take(struct cox_pool *pool, uint32_t block, bool only_pages,
-                       uint64_t *ret_generation)
+static bool block_take(struct cox_pool *pool, uint32_t block, bool only_pages, uint64_t *ret_epoch)
 {
     if (block >= pool->geometry.block_count ||
         (only_pages && !cox_pool_pages_are_there(pool, block)))
         return false;
-    return cox_pool_block_claim(pool, block, pool->owner, ret_generation);
+    return cox_pool_block_claim(pool, block, pool->owner, ret_epoch);
 }
 
 /* Searches the hints, from where the last free block was found. */
-static bool block_find_hinted(struct cox_pool *pool, uint32_t *ret_block, uint64_t *ret_generation)
+static bool block_find_hinted(struct cox_pool *pool, uint32_t *ret_block, uint64_t *ret_epoch)
 {
     const uint32_t count = (pool->geometry.block_count + 63) / 64;
     /* relaxed: any value is valid */
@@ -117,7 +116,7 @@ static bool block_find_hinted(struct cox_pool *pool, uint32_t *ret_block, uint64
             if ((atomic_fetch_and(hint_bits, ~mask) & mask) == 0)
                 continue;
             cox_fault_point(COX_FAULT_POOL_HINTED);
-            if (!block_take(pool, index * 64 + bit, false, ret_generation))
+            if (!block_take(pool, index * 64 + bit, false, ret_epoch))
                 continue;
             if (index != first)
                 atomic_store_explicit(&pool->cursors[0], index, memory_order_relaxed);
@@ -129,13 +128,13 @@ static bool block_find_hinted(struct cox_pool *pool, uint32_t *ret_block, uint64
 }
 
 int cox_pool_block_find(struct cox_pool *pool, bool only_pages, uint32_t *ret_block,
-                        uint64_t *ret_generation)
+                        uint64_t *ret_epoch)
 {
-    if (!only_pages && block_find_hinted(pool, ret_block, ret_generation))
+    if (!only_pages && block_find_hinted(pool, ret_block, ret_epoch))
         return 0;
     /* Fallback: a hint is lost when its taker dies. */
     for (uint32_t block = 0; block < pool->geometry.block_count; block++)
-        if (block_take(pool, block, only_pages, ret_generation)) {
+        if (block_take(pool, block, only_pages, ret_epoch)) {
             *ret_block = block;
             return 0;
         }

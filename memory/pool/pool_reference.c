@@ -15,7 +15,7 @@ int cox_pool_check_ref(const struct cox_pool *pool, const struct cox_block_ref *
     if (ref->block >= pool->geometry.block_count)
         return cox_fail(err, COX_INVALID, "block %" PRIu32 " of %" PRIu32, ref->block,
                         pool->geometry.block_count);
-    if (ref->generation == 0 || ref->generation > COX_POOL_GENERATION_MAX || ref->reserved)
+    if (ref->epoch == 0 || ref->epoch > COX_POOL_EPOCH_MAX || ref->reserved)
         return cox_fail(err, COX_INVALID, "a reference of block %" PRIu32 " that is none",
                         ref->block);
     const uint64_t room = pool->geometry.slab_count
@@ -30,7 +30,7 @@ int cox_pool_check_ref(const struct cox_pool *pool, const struct cox_block_ref *
 
 bool cox_pool_has(const struct cox_pool *pool, const struct cox_block_ref *ref)
 {
-    return cox_pool_local_refs_has(pool->local_refs, ref->block, ref->generation);
+    return cox_pool_local_refs_has(pool->local_refs, ref->block, ref->epoch);
 }
 
 /* As check_ref; also COX_STATE in the child of a fork. */
@@ -43,42 +43,41 @@ static int reference_check(const struct cox_pool *pool, const struct cox_block_r
 
 static int fail_stale(const struct cox_block_ref *ref, struct cox_error *err)
 {
-    return cox_fail(err, COX_STALE, "block %" PRIu32 " has no generation %" PRIu64 " any more",
-                    ref->block, ref->generation);
+    return cox_fail(err, COX_STALE, "block %" PRIu32 " has no epoch %" PRIu64 " any more",
+                    ref->block, ref->epoch);
 }
 
 /* ---- allocate ---- */
 
-static int fixed_find(struct cox_pool *pool, uint32_t *ret_block, uint64_t *ret_generation,
+static int fixed_find(struct cox_pool *pool, uint32_t *ret_block, uint64_t *ret_epoch,
                       struct cox_error *err)
 {
-    int r = cox_pool_block_find(pool, false, ret_block, ret_generation);
+    int r = cox_pool_block_find(pool, false, ret_block, ret_epoch);
     if (r || !pool->geometry.on_demand)
         return r;
     cox_pool_pages_release(pool, *ret_block);
     r = cox_pool_pages_commit(pool, *ret_block, err);
     if (r == 0)
         return 0;
-    cox_pool_block_unclaim(pool, *ret_block, *ret_generation, pool->owner);
-    if (r != COX_NO_SPACE || cox_pool_block_find(pool, true, ret_block, ret_generation))
+    cox_pool_block_unclaim(pool, *ret_block, *ret_epoch, pool->owner);
+    if (r != COX_NO_SPACE || cox_pool_block_find(pool, true, ret_block, ret_epoch))
         return r;
     cox_pool_pages_release(pool, *ret_block);
     return 0;
 }
 
 static int block_find(struct cox_pool *pool, uint64_t size, uint32_t *ret_block,
-                      uint64_t *ret_generation, struct cox_error *err)
+                      uint64_t *ret_epoch, struct cox_error *err)
 {
-    return pool->geometry.slab_count
-               ? cox_pool_slab_find(pool, size, ret_block, ret_generation, err)
-               : fixed_find(pool, ret_block, ret_generation, err);
+    return pool->geometry.slab_count ? cox_pool_slab_find(pool, size, ret_block, ret_epoch, err)
+                                     : fixed_find(pool, ret_block, ret_epoch, err);
 }
 
 int cox_pool_allocate(struct cox_pool *pool, uint64_t size, struct cox_block_ref *ret_ref,
                       struct cox_error *err)
 {
     uint32_t block = 0;
-    uint64_t generation = 0, released = 0;
+    uint64_t epoch = 0, released = 0;
     int r = cox_pool_check_here(pool, err);
     if (r)
         return r;
@@ -92,27 +91,27 @@ int cox_pool_allocate(struct cox_pool *pool, uint64_t size, struct cox_block_ref
         return cox_fail(err, COX_TOO_LARGE,
                         "a block of %" PRIu64 " bytes; this pool has none above %" PRIu64, size,
                         size_max);
-    r = block_find(pool, size, &block, &generation, err);
+    r = block_find(pool, size, &block, &epoch, err);
     if (r == COX_FULL && cox_pool_sweep_dead(pool, &released))
-        r = block_find(pool, size, &block, &generation, err);
+        r = block_find(pool, size, &block, &epoch, err);
     if (r == COX_FULL)
         return cox_fail(err, r, "no block of %" PRIu64 " bytes is free", size);
     if (r)
         return r;
-    r = cox_pool_local_refs_add(pool->local_refs, block, generation);
-    if (r == 0 && (r = cox_pool_block_use(pool, block, generation)))
-        cox_pool_local_refs_drop(pool->local_refs, block, generation);
+    r = cox_pool_local_refs_add(pool->local_refs, block, epoch);
+    if (r == 0 && (r = cox_pool_block_use(pool, block, epoch)))
+        cox_pool_local_refs_drop(pool->local_refs, block, epoch);
     if (r) {
-        cox_pool_block_unclaim(pool, block, generation, pool->owner);
+        cox_pool_block_unclaim(pool, block, epoch, pool->owner);
         return cox_fail(err, r, "block %" PRIu32 ": %s", block, cox_status_text(r));
     }
-    *ret_ref = (struct cox_block_ref){pool->id, generation, size, block, 0};
+    *ret_ref = (struct cox_block_ref){pool->id, epoch, size, block, 0};
     return 0;
 }
 
 /* ---- references ---- */
 
-/* After this process counts the block: checks that it still has the generation. CLOSING becomes
+/* After this process counts the block: checks that it still has the epoch. CLOSING becomes
  * USED again, since it is counted. Returns 0; COX_STALE; COX_CORRUPT. */
 static int word_confirm(struct cox_pool *pool, const struct cox_block_ref *ref)
 {
@@ -122,13 +121,13 @@ static int word_confirm(struct cox_pool *pool, const struct cox_block_ref *ref)
         const struct cox_pool_word seen = cox_pool_word_split(word);
         if (seen.phase > COX_POOL_CLOSING)
             return COX_CORRUPT;
-        if (seen.generation != ref->generation || seen.phase == COX_POOL_FREE ||
+        if (seen.epoch != ref->epoch || seen.phase == COX_POOL_FREE ||
             seen.phase == COX_POOL_CLAIMED)
             return COX_STALE;
         if (seen.phase == COX_POOL_USED)
             return 0;
-        bool changed = atomic_compare_exchange_strong(
-            block_word, &word, cox_pool_word(seen.generation, COX_POOL_USED, 0));
+        bool changed = atomic_compare_exchange_strong(block_word, &word,
+                                                      cox_pool_word(seen.epoch, COX_POOL_USED, 0));
         cox_fault_point(COX_FAULT_POOL_REOPENED);
         if (changed)
             return 0;
@@ -148,7 +147,7 @@ int cox_pool_ref(struct cox_pool *pool, const struct cox_block_ref *ref, struct 
         ref->size > cox_pool_slab_block_size(pool, ref->block))
         r = COX_INVALID;
     if (r == 0)
-        r = cox_pool_local_refs_add(pool->local_refs, ref->block, ref->generation);
+        r = cox_pool_local_refs_add(pool->local_refs, ref->block, ref->epoch);
     if (r == 0)
         return 0;
     cox_pool_count_drop(pool, ref->block);
@@ -164,10 +163,10 @@ int cox_pool_unref(struct cox_pool *pool, const struct cox_block_ref *ref, struc
     int r = reference_check(pool, ref, err);
     if (r)
         return r;
-    if (!cox_pool_local_refs_drop(pool->local_refs, ref->block, ref->generation))
+    if (!cox_pool_local_refs_drop(pool->local_refs, ref->block, ref->epoch))
         return cox_fail(err, COX_STALE,
-                        "this process has no reference of block %" PRIu32 ", generation %" PRIu64,
-                        ref->block, ref->generation);
+                        "this process has no reference of block %" PRIu32 ", epoch %" PRIu64,
+                        ref->block, ref->epoch);
     return cox_pool_count_drop(pool, ref->block)
                ? 0
                : cox_fail(err, COX_CORRUPT, "the counts of block %" PRIu32 " are corrupt",
@@ -211,9 +210,9 @@ int cox_pool_find(const struct cox_pool *pool, uint64_t offset, struct cox_block
         return COX_NOT_FOUND;
     const struct cox_pool_word word =
         cox_pool_word_split(atomic_load(cox_pool_block_word_of(pool, block)));
-    if ((word.phase != COX_POOL_USED && word.phase != COX_POOL_CLOSING) || word.generation == 0)
+    if ((word.phase != COX_POOL_USED && word.phase != COX_POOL_CLOSING) || word.epoch == 0)
         return COX_NOT_FOUND;
-    *ret_ref = (struct cox_block_ref){pool->id, word.generation, size, block, 0};
+    *ret_ref = (struct cox_block_ref){pool->id, word.epoch, size, block, 0};
     return 0;
 }
 
@@ -237,8 +236,8 @@ static int range_check(const struct cox_pool *pool, const struct cox_block_ref *
         return r;
     if (!cox_pool_has(pool, ref))
         return cox_fail(err, COX_STALE,
-                        "this process has no reference of block %" PRIu32 ", generation %" PRIu64,
-                        ref->block, ref->generation);
+                        "this process has no reference of block %" PRIu32 ", epoch %" PRIu64,
+                        ref->block, ref->epoch);
     if (offset > ref->size || size > ref->size - offset)
         return cox_fail(err, COX_INVALID,
                         "%" PRIu64 " bytes from %" PRIu64 " on, of a block of %" PRIu64, size,

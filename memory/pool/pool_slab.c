@@ -108,20 +108,20 @@ void cox_pool_slab_unclaim(struct cox_pool *pool, uint32_t slab, uint32_t as)
 
 void cox_pool_pages_trim(struct cox_pool *pool, uint32_t page, uint32_t as)
 {
-    uint64_t generation = 0;
+    uint64_t epoch = 0;
     if (!pool->geometry.on_demand || pool->read_only ||
         atomic_load(&pool->header->retained) <= (int64_t)pool->geometry.retain_size ||
         !cox_pool_pages_are_there(pool, page))
         return;
     if (pool->geometry.slab_count ? !cox_pool_slab_claim(pool, page, as)
-                                  : !cox_pool_block_claim(pool, page, as, &generation))
+                                  : !cox_pool_block_claim(pool, page, as, &epoch))
         return;
     cox_pool_pages_release(pool, page);
     cox_pool_pages_decommit(pool, page);
     if (pool->geometry.slab_count)
         cox_pool_slab_unclaim(pool, page, as);
     else
-        cox_pool_block_unclaim(pool, page, generation, as);
+        cox_pool_block_unclaim(pool, page, epoch, as);
 }
 
 /* A snapshot: no owner has the block. */
@@ -255,7 +255,7 @@ static int run_claim(struct cox_pool *pool, uint32_t first, uint32_t length, str
 }
 
 static int run_find(struct cox_pool *pool, uint32_t length, uint32_t *ret_block,
-                    uint64_t *ret_generation, struct cox_error *err)
+                    uint64_t *ret_epoch, struct cox_error *err)
 {
     uint32_t first = 0;
     int r;
@@ -266,7 +266,7 @@ static int run_find(struct cox_pool *pool, uint32_t length, uint32_t *ret_block,
         if (r && r != COX_FULL)
             return r;
         const uint32_t block = first_unit(pool, first);
-        if (r == 0 && cox_pool_block_claim(pool, block, pool->owner, ret_generation)) {
+        if (r == 0 && cox_pool_block_claim(pool, block, pool->owner, ret_epoch)) {
             struct cox_pool_slab_word word = slab_load(pool, first);
             slab_change(pool, first, word, word.turn, length, COX_POOL_SLAB_RUN, 0);
             *ret_block = block;
@@ -283,12 +283,12 @@ static int run_find(struct cox_pool *pool, uint32_t length, uint32_t *ret_block,
 
 /* Claims a block, if the slab is unchanged. */
 static bool cut_take(struct cox_pool *pool, uint32_t slab, uint64_t slab_word, uint32_t block,
-                     uint64_t *ret_generation)
+                     uint64_t *ret_epoch)
 {
-    if (!cox_pool_block_claim(pool, block, pool->owner, ret_generation))
+    if (!cox_pool_block_claim(pool, block, pool->owner, ret_epoch))
         return false;
     if (atomic_load(&pool->slabs[slab].slab_word) != slab_word) {
-        cox_pool_block_unclaim(pool, block, *ret_generation, pool->owner);
+        cox_pool_block_unclaim(pool, block, *ret_epoch, pool->owner);
         return false;
     }
     /* relaxed: a hint */
@@ -309,7 +309,7 @@ static uint64_t cut_mask(uint32_t first, uint32_t end, uint32_t index)
 }
 
 static bool cut_find_hinted(struct cox_pool *pool, uint32_t slab, uint64_t slab_word,
-                            uint32_t *ret_block, uint64_t *ret_generation)
+                            uint32_t *ret_block, uint64_t *ret_epoch)
 {
     const uint32_t first = first_unit(pool, slab), end = first + pool->geometry.slab_units;
     const uint32_t units = class_units(pool, cox_pool_slab_word_split(slab_word).value);
@@ -324,8 +324,7 @@ static bool cut_find_hinted(struct cox_pool *pool, uint32_t slab, uint64_t slab_
                 continue;
             cox_fault_point(COX_FAULT_POOL_HINTED);
             /* The hint may be stale, from when the slab was cut into smaller blocks. */
-            if ((block - first) % units == 0 &&
-                cut_take(pool, slab, slab_word, block, ret_generation)) {
+            if ((block - first) % units == 0 && cut_take(pool, slab, slab_word, block, ret_epoch)) {
                 *ret_block = block;
                 return true;
             }
@@ -335,12 +334,12 @@ static bool cut_find_hinted(struct cox_pool *pool, uint32_t slab, uint64_t slab_
 }
 
 static bool cut_find_scanning(struct cox_pool *pool, uint32_t slab, uint64_t slab_word,
-                              uint32_t *ret_block, uint64_t *ret_generation)
+                              uint32_t *ret_block, uint64_t *ret_epoch)
 {
     const uint32_t first = first_unit(pool, slab);
     const uint32_t units = class_units(pool, cox_pool_slab_word_split(slab_word).value);
     for (uint32_t unit = 0; unit < pool->geometry.slab_units; unit += units)
-        if (cut_take(pool, slab, slab_word, first + unit, ret_generation)) {
+        if (cut_take(pool, slab, slab_word, first + unit, ret_epoch)) {
             *ret_block = first + unit;
             return true;
         }
@@ -348,7 +347,7 @@ static bool cut_find_scanning(struct cox_pool *pool, uint32_t slab, uint64_t sla
 }
 
 static bool class_find(struct cox_pool *pool, uint32_t class, bool by_hints, uint32_t *ret_block,
-                       uint64_t *ret_generation)
+                       uint64_t *ret_epoch)
 {
     const uint32_t count = pool->geometry.slab_count;
     const uint32_t capacity = pool->geometry.slab_units / class_units(pool, class);
@@ -362,8 +361,8 @@ static bool class_find(struct cox_pool *pool, uint32_t class, bool by_hints, uin
             continue;
         if (by_hints ? atomic_load_explicit(&pool->slabs[slab].slab_used, memory_order_relaxed) <
                                capacity &&
-                           cut_find_hinted(pool, slab, word, ret_block, ret_generation)
-                     : cut_find_scanning(pool, slab, word, ret_block, ret_generation)) {
+                           cut_find_hinted(pool, slab, word, ret_block, ret_epoch)
+                     : cut_find_scanning(pool, slab, word, ret_block, ret_epoch)) {
             atomic_store_explicit(&pool->cursors[class], slab, memory_order_relaxed);
             return true;
         }
@@ -406,12 +405,12 @@ static void slabs_leave(struct cox_pool *pool, uint32_t as)
 }
 
 static int class_find_or_cut(struct cox_pool *pool, uint32_t class, uint32_t *ret_block,
-                             uint64_t *ret_generation, struct cox_error *err)
+                             uint64_t *ret_epoch, struct cox_error *err)
 {
     int r = 0;
     /* Loops, since other processes may use up a slab as soon as it is cut. */
     while (r == 0) {
-        if (class_find(pool, class, true, ret_block, ret_generation))
+        if (class_find(pool, class, true, ret_block, ret_epoch))
             return 0;
         r = pool->geometry.on_demand ? class_cut(pool, class, true, NULL) : COX_FULL;
         if (r)
@@ -421,27 +420,27 @@ static int class_find_or_cut(struct cox_pool *pool, uint32_t class, uint32_t *re
 }
 
 int cox_pool_slab_find(struct cox_pool *pool, uint64_t size, uint32_t *ret_block,
-                       uint64_t *ret_generation, struct cox_error *err)
+                       uint64_t *ret_epoch, struct cox_error *err)
 {
     const uint64_t slab_size = pool->geometry.slab_size;
     uint32_t class = 0;
     if (size > slab_size) {
         const uint32_t length = (uint32_t)((size + slab_size - 1) / slab_size);
-        int r = run_find(pool, length, ret_block, ret_generation, err);
+        int r = run_find(pool, length, ret_block, ret_epoch, err);
         if (r != COX_FULL)
             return r;
         slabs_leave(pool, pool->owner);
-        return run_find(pool, length, ret_block, ret_generation, err);
+        return run_find(pool, length, ret_block, ret_epoch, err);
     }
     while (pool->geometry.block_size << class < size)
         class ++;
-    int r = class_find_or_cut(pool, class, ret_block, ret_generation, err);
+    int r = class_find_or_cut(pool, class, ret_block, ret_epoch, err);
     if (r != COX_FULL)
         return r;
-    if (class_find(pool, class, false, ret_block, ret_generation))
+    if (class_find(pool, class, false, ret_block, ret_epoch))
         return 0;
     slabs_leave(pool, pool->owner);
-    return class_find_or_cut(pool, class, ret_block, ret_generation, err);
+    return class_find_or_cut(pool, class, ret_block, ret_epoch, err);
 }
 
 /* ---- free and sweep ---- */

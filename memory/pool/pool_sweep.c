@@ -28,17 +28,17 @@ static void sweep_block(struct cox_pool *pool, uint32_t block, uint32_t owner)
     if (word.phase == COX_POOL_CLAIMED && word.owner == owner) {
         if (pool->geometry.on_demand && !pool->geometry.slab_count)
             cox_pool_pages_decommit(pool, block);
-        cox_pool_block_unclaim(pool, block, word.generation, owner);
+        cox_pool_block_unclaim(pool, block, word.epoch, owner);
     } else if (word.phase == COX_POOL_USED || word.phase == COX_POOL_CLOSING) {
         cox_pool_block_reclaim(pool, block, owner);
         /* The dead owner set CLOSING, and the block is still counted: reopens it for new
          * references. */
         const struct cox_pool_word now =
             cox_pool_word_split(atomic_load(cox_pool_block_word_of(pool, block)));
-        uint64_t closing = cox_pool_word(now.generation, COX_POOL_CLOSING, owner);
+        uint64_t closing = cox_pool_word(now.epoch, COX_POOL_CLOSING, owner);
         if (now.phase == COX_POOL_CLOSING && now.owner == owner) {
             atomic_compare_exchange_strong(&pool->blocks[block].block_word, &closing,
-                                           cox_pool_word(now.generation, COX_POOL_USED, 0));
+                                           cox_pool_word(now.epoch, COX_POOL_USED, 0));
             cox_fault_point(COX_FAULT_POOL_REOPENED);
         }
     }

@@ -85,8 +85,8 @@ static void dump_rows(struct cox_queue *queue, const struct dump *dump)
             if (message.mask >> d & 1)
                 dump_line(dump,
                           "  domain %" PRIu32 ": pool %" PRIu32 ", block %" PRIu32
-                          ", generation %" PRIu64 ", %" PRIu64 " bytes",
-                          d, copy->pool, copy->block, copy->generation, copy->size);
+                          ", epoch %" PRIu64 ", %" PRIu64 " bytes",
+                          d, copy->pool, copy->block, copy->epoch, copy->size);
             else if (copy->copier)
                 dump_line(dump, "  domain %" PRIu32 ": process %" PRIu32 "%s copies", d,
                           cox_queue_identity_pid(copy->copier), liveness(copy->copier));
@@ -99,11 +99,10 @@ static void dump_pending_frees(struct cox_queue *queue, const struct dump *dump)
     for (uint32_t i = 0; i < queue->geometry.pending_free_count_max; i++) {
         struct cox_queue_layout_pending_free *pending_free = cox_queue_pending_free_at(queue, i);
         if (COX_QUEUE_LOAD(pending_free->pending_free_tag))
-            dump_line(dump,
-                      "pending free: pool %" PRIu32 ", block %" PRIu32 ", generation %" PRIu64,
+            dump_line(dump, "pending free: pool %" PRIu32 ", block %" PRIu32 ", epoch %" PRIu64,
                       COX_QUEUE_LOAD(pending_free->pending_free_pool),
                       COX_QUEUE_LOAD(pending_free->pending_free_block),
-                      COX_QUEUE_LOAD(pending_free->pending_free_generation));
+                      COX_QUEUE_LOAD(pending_free->pending_free_epoch));
     }
 }
 

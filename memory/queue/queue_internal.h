@@ -215,7 +215,7 @@ uint32_t cox_queue_pools_turn(struct cox_queue *queue);
 
 /* A copy of a row, each word loaded once. */
 struct cox_queue_copy {
-    uint64_t copier, generation, size;
+    uint64_t copier, epoch, size;
     uint32_t pool, block;
 };
 struct cox_queue_message {

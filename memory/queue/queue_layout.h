@@ -101,7 +101,7 @@ struct cox_queue_layout_intent {
     _Atomic uint32_t intent_pool;
     _Atomic uint32_t intent_block;
     _Atomic uint32_t intent_domain;
-    _Atomic uint64_t intent_generation;
+    _Atomic uint64_t intent_epoch;
     _Atomic uint64_t intent_size;
     _Atomic uint64_t intent_number;
     uint8_t padding[128 - 40];
@@ -164,7 +164,7 @@ struct cox_queue_layout_pending_free {
     /* index */
     _Atomic uint32_t pending_free_pool;
     _Atomic uint32_t pending_free_block;
-    _Atomic uint64_t pending_free_generation;
+    _Atomic uint64_t pending_free_epoch;
     _Atomic uint64_t pending_free_size;
     uint64_t reserved;
 };
@@ -173,7 +173,7 @@ struct cox_queue_layout_pending_free {
 struct cox_queue_layout_copy {
     /* identity of the process that makes the copy; 0: none */
     _Atomic uint64_t copy_copier;
-    _Atomic uint64_t copy_generation;
+    _Atomic uint64_t copy_epoch;
     _Atomic uint64_t copy_size;
     /* index */
     _Atomic uint32_t copy_pool;
@@ -229,7 +229,7 @@ static_assert(sizeof(struct cox_queue_layout_intent) == 128, "intent");
 static_assert(offsetof(struct cox_queue_layout_intent, intent_pool) == 4, "intent");
 static_assert(offsetof(struct cox_queue_layout_intent, intent_block) == 8, "intent");
 static_assert(offsetof(struct cox_queue_layout_intent, intent_domain) == 12, "intent");
-static_assert(offsetof(struct cox_queue_layout_intent, intent_generation) == 16, "intent");
+static_assert(offsetof(struct cox_queue_layout_intent, intent_epoch) == 16, "intent");
 static_assert(offsetof(struct cox_queue_layout_intent, intent_size) == 24, "intent");
 static_assert(offsetof(struct cox_queue_layout_intent, intent_number) == 32, "intent");
 static_assert(sizeof(struct cox_queue_layout_pool) == 192, "pool");
@@ -254,12 +254,12 @@ static_assert(offsetof(struct cox_queue_layout_pending_free, pending_free_pool) 
               "pending free");
 static_assert(offsetof(struct cox_queue_layout_pending_free, pending_free_block) == 20,
               "pending free");
-static_assert(offsetof(struct cox_queue_layout_pending_free, pending_free_generation) == 24,
+static_assert(offsetof(struct cox_queue_layout_pending_free, pending_free_epoch) == 24,
               "pending free");
 static_assert(offsetof(struct cox_queue_layout_pending_free, pending_free_size) == 32,
               "pending free");
 static_assert(sizeof(struct cox_queue_layout_copy) == 32, "copy");
-static_assert(offsetof(struct cox_queue_layout_copy, copy_generation) == 8, "copy");
+static_assert(offsetof(struct cox_queue_layout_copy, copy_epoch) == 8, "copy");
 static_assert(offsetof(struct cox_queue_layout_copy, copy_size) == 16, "copy");
 static_assert(offsetof(struct cox_queue_layout_copy, copy_pool) == 24, "copy");
 static_assert(offsetof(struct cox_queue_layout_copy, copy_block) == 28, "copy");

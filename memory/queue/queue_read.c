@@ -26,7 +26,7 @@ void cox_queue_copy_read(struct cox_queue_layout_copy *copy, struct cox_queue_co
 {
     *ret_copy = (struct cox_queue_copy){
         .copier = COX_QUEUE_LOAD(copy->copy_copier),
-        .generation = COX_QUEUE_LOAD(copy->copy_generation),
+        .epoch = COX_QUEUE_LOAD(copy->copy_epoch),
         .size = COX_QUEUE_LOAD(copy->copy_size),
         .pool = COX_QUEUE_LOAD(copy->copy_pool),
         .block = COX_QUEUE_LOAD(copy->copy_block),

@@ -82,8 +82,7 @@ static void pending_free_add(struct cox_queue *queue, const struct cox_queue_cop
     atomic_store_explicit(&pending_free->pending_free_stamp, stamp, memory_order_relaxed);
     atomic_store_explicit(&pending_free->pending_free_pool, copy->pool, memory_order_relaxed);
     atomic_store_explicit(&pending_free->pending_free_block, copy->block, memory_order_relaxed);
-    atomic_store_explicit(&pending_free->pending_free_generation, copy->generation,
-                          memory_order_relaxed);
+    atomic_store_explicit(&pending_free->pending_free_epoch, copy->epoch, memory_order_relaxed);
     atomic_store_explicit(&pending_free->pending_free_size, copy->size, memory_order_relaxed);
     if (COX_QUEUE_LOAD(state->pending_free_end) <= slot)
         atomic_store_explicit(&state->pending_free_end, slot + 1, memory_order_relaxed);
@@ -105,7 +104,7 @@ static bool pending_free_run(struct cox_queue *queue,
         return true;
     const struct cox_block_ref ref = {
         .pool = entry.id,
-        .generation = COX_QUEUE_LOAD(pending_free->pending_free_generation),
+        .epoch = COX_QUEUE_LOAD(pending_free->pending_free_epoch),
         .size = COX_QUEUE_LOAD(pending_free->pending_free_size),
         .block = COX_QUEUE_LOAD(pending_free->pending_free_block),
     };
@@ -148,7 +147,7 @@ static void copy_unpin(struct cox_queue *queue, const struct cox_queue_copy *cop
     if (!cox_queue_entry_read(queue, copy->pool, &entry))
         return; /* corrupt: the block is unknown */
     const struct cox_block_ref ref = {
-        .pool = entry.id, .generation = copy->generation, .size = copy->size, .block = copy->block};
+        .pool = entry.id, .epoch = copy->epoch, .size = copy->size, .block = copy->block};
     if (!cox_queue_pools_unpin(queue, &ref, tag))
         pending_free_add(queue, copy, entry.stamp, tag);
 }
@@ -156,7 +155,7 @@ static void copy_unpin(struct cox_queue *queue, const struct cox_queue_copy *cop
 void cox_queue_copy_fill(struct cox_queue_layout_copy *copy, const struct cox_queue_copy *from)
 {
     atomic_store_explicit(&copy->copy_copier, from->copier, memory_order_relaxed);
-    atomic_store_explicit(&copy->copy_generation, from->generation, memory_order_relaxed);
+    atomic_store_explicit(&copy->copy_epoch, from->epoch, memory_order_relaxed);
     atomic_store_explicit(&copy->copy_size, from->size, memory_order_relaxed);
     atomic_store_explicit(&copy->copy_pool, from->pool, memory_order_relaxed);
     atomic_store_explicit(&copy->copy_block, from->block, memory_order_relaxed);
@@ -171,7 +170,7 @@ int cox_queue_pin(struct cox_queue *queue, struct cox_pool *pool, uint32_t pool_
     atomic_store_explicit(&intent->intent_pool, pool_index, memory_order_relaxed);
     atomic_store_explicit(&intent->intent_block, ref->block, memory_order_relaxed);
     atomic_store_explicit(&intent->intent_domain, domain, memory_order_relaxed);
-    atomic_store_explicit(&intent->intent_generation, ref->generation, memory_order_relaxed);
+    atomic_store_explicit(&intent->intent_epoch, ref->epoch, memory_order_relaxed);
     atomic_store_explicit(&intent->intent_size, ref->size, memory_order_relaxed);
     atomic_store_explicit(&intent->intent_number, number, memory_order_relaxed);
     /* release: partner is the lock; its next owner sees a step together with its data. */
@@ -184,7 +183,7 @@ int cox_queue_pin(struct cox_queue *queue, struct cox_pool *pool, uint32_t pool_
         return r;
     }
     *ret_copy = (struct cox_queue_copy){
-        .generation = ref->generation, .size = ref->size, .pool = pool_index, .block = ref->block};
+        .epoch = ref->epoch, .size = ref->size, .pool = pool_index, .block = ref->block};
     return 0;
 }
 
@@ -267,7 +266,7 @@ static void repair_intent(struct cox_queue *queue)
     const uint64_t number = COX_QUEUE_LOAD(intent->intent_number);
     const uint32_t domain = COX_QUEUE_LOAD(intent->intent_domain);
     const struct cox_queue_copy copy = {
-        .generation = COX_QUEUE_LOAD(intent->intent_generation),
+        .epoch = COX_QUEUE_LOAD(intent->intent_epoch),
         .size = COX_QUEUE_LOAD(intent->intent_size),
         .pool = COX_QUEUE_LOAD(intent->intent_pool),
         .block = COX_QUEUE_LOAD(intent->intent_block),
@@ -277,7 +276,7 @@ static void repair_intent(struct cox_queue *queue)
     bool done = domain < queue->geometry.domain_count_max && message.number == number &&
                 (message.mask >> domain & 1) && message.copies[domain].pool == copy.pool &&
                 message.copies[domain].block == copy.block &&
-                message.copies[domain].generation == copy.generation;
+                message.copies[domain].epoch == copy.epoch;
     if (!done && domain < queue->geometry.domain_count_max)
         copy_unpin(queue, &copy, number, domain);
     cox_queue_intent_clear(queue);

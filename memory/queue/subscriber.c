@@ -302,7 +302,7 @@ static struct cox_block_ref copy_ref(const struct taking *taking, uint32_t domai
 {
     const struct cox_queue_copy *copy = &taking->message.copies[domain];
     return (struct cox_block_ref){
-        .pool = pool, .generation = copy->generation, .size = copy->size, .block = copy->block};
+        .pool = pool, .epoch = copy->epoch, .size = copy->size, .block = copy->block};
 }
 
 /* Takes the copy in the subscriber's domain. */

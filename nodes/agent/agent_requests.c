@@ -112,7 +112,7 @@ static void relay_begin(struct agent *agent)
         return;
     options.fd = window.fd;
     options.fd_offset = window.offset;
-    options.generation = window.generation;
+    options.incarnation = window.incarnation;
     options.value_size = window.value_size;
     options.words = window.words;
     options.values = window.values;

@@ -102,8 +102,9 @@ void cox_agent_send_hello(struct agent *agent)
     if (!agent->executor)
         hello.rank_count = 0;
     struct cox_group_window window;
-    hello.has_generation = agent->executor && !cox_executor_group_window(agent->executor, &window);
-    hello.generation = hello.has_generation ? window.generation : 0;
+    hello.has_rank_group_incarnation =
+        agent->executor && !cox_executor_group_window(agent->executor, &window);
+    hello.rank_group_incarnation = hello.has_rank_group_incarnation ? window.incarnation : 0;
     COX_SET(&hello, world, agent->world);
     send_message(agent, COX_FRAME_HELLO, &hello.base);
     free(facts);

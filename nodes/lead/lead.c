@@ -464,11 +464,11 @@ static int await_nodes(struct cox_nodes *nodes, struct cox_error *err)
     }
 }
 
-static bool window_is_used(const struct cox_nodes *nodes, uint64_t generation)
+static bool window_is_used(const struct cox_nodes *nodes, uint64_t incarnation)
 {
     for (uint32_t i = 0; i < nodes->node_count; i++) {
-        const uint64_t has = nodes->hellos[i].generation;
-        if (has && has % COX_GROUP_WINDOW_COUNT == generation % COX_GROUP_WINDOW_COUNT)
+        const uint64_t has = nodes->hellos[i].rank_group_incarnation;
+        if (has && has % COX_GROUP_WINDOW_COUNT == incarnation % COX_GROUP_WINDOW_COUNT)
             return true;
     }
     return false;
@@ -496,7 +496,7 @@ static void take_over(struct cox_nodes *nodes)
     /* A lead that was not quite lost may have sent some more since. */
     for (int c = 0; c < COX_TWO_WAY_COUNT && nodes->continued; c++)
         nodes->first_sequence[c] += SEQUENCE_MARGIN;
-    /* The next generation of the rank group, which follows it, is in no window that ranks leave:
+    /* The next incarnation of the rank group, which follows it, is in no window that ranks leave:
      * nodes that lie may leave none. */
     for (int i = 0; i < COX_GROUP_WINDOW_COUNT && nodes->continued &&
                     window_is_used(nodes, nodes->first_sequence[COX_CHANNEL_EXECUTE] + 1);

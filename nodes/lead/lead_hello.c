@@ -279,7 +279,7 @@ int cox_lead_hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__H
     hello->rank_count = message->rank_count;
     hello->world = message->world;
     hello->pid = message->pid;
-    hello->generation = message->generation;
+    hello->rank_group_incarnation = message->rank_group_incarnation;
     hello->client_id = message->client_id;
     snprintf(hello->address, sizeof hello->address, "%s", message->address ? message->address : "");
     snprintf(hello->lead_address, sizeof hello->lead_address, "%s",

@@ -34,7 +34,7 @@ struct hello {
     uint64_t client_id;
     uint32_t pid;
     uint64_t through[COX_TWO_WAY_COUNT];
-    uint64_t generation;
+    uint64_t rank_group_incarnation;
     uint64_t images[COX_IMAGE_COUNT_MAX];
     uint32_t image_count;
     size_t fact_count;

@@ -63,11 +63,11 @@ int cox_hello_check(const CoxNode__Hello *hello, uint64_t real_ns, struct cox_er
                             "its hello says that it has requests up to %" PRIu64
                             " of channel %zu: no lead can have sent more than %" PRIu64,
                             hello->channels[c]->through, c, COX_NODE_SEQUENCE_MAX);
-    if (hello->generation > COX_NODE_SEQUENCE_MAX)
+    if (hello->rank_group_incarnation > COX_NODE_SEQUENCE_MAX)
         return cox_fail(err, COX_CORRUPT,
-                        "its hello says that its ranks have generation %" PRIu64
+                        "its hello says that its ranks have incarnation %" PRIu64
                         " of the rank group: there can be %" PRIu64 " at most",
-                        hello->generation, COX_NODE_SEQUENCE_MAX);
+                        hello->rank_group_incarnation, COX_NODE_SEQUENCE_MAX);
     if (hello->rank_first > COX_RANK_COUNT_MAX || hello->rank_count > COX_RANK_COUNT_MAX ||
         hello->world > COX_RANK_COUNT_MAX)
         return cox_fail(err, COX_CORRUPT,

@@ -15,7 +15,7 @@
 
 /* Of a hello; an agent of this release has two. */
 #define COX_HELLO_FACT_MAX 64
-/* Of requests, and of generations of the rank group, whose words have 40 bits for them. A lead that
+/* Of requests, and of incarnations of the rank group, whose words have 40 bits for them. A lead that
  * takes ranks over goes on behind the largest number that a node names, if that is at most half of
  * it. Otherwise it begins with 0 and other ranks: so no number that is believed can end a group for
  * good. */

@@ -154,8 +154,8 @@ static void print_group(const status_reply *status)
     snprintf(text, sizeof text, "  %" PRIu32 " ranks%s, depth %" PRIu32, status->rank_count,
              status->legacy ? " (legacy workers)" : "", status->depth);
     print_part(&lines, "", text);
-    snprintf(text, sizeof text, "attach %.32s, instance %" PRIu32 ", engine %.32s",
-             text_or(status->attach, "?"), status->instance, text_or(status->engine_state, "?"));
+    snprintf(text, sizeof text, "attach %.32s, incarnation %" PRIu32 ", engine %.32s",
+             text_or(status->attach, "?"), status->incarnation, text_or(status->engine_state, "?"));
     print_part(&lines, ", ", text);
     if (status->has_spin_ns) {
         snprintf(text, sizeof text, "spins for %s, then blocks",
@@ -260,14 +260,14 @@ static void print_large_payloads(const status_reply *status)
     char sent[TEXT_SIZE], received[TEXT_SIZE], held[TEXT_SIZE];
     for (size_t c = 0; c < status->n_channels; c++) {
         const CoxswainControl__ChannelStatus *channel = status->channels[c];
-        if (channel->bulk_requests == 0 && channel->bulk_replies == 0)
+        if (channel->large_requests == 0 && channel->large_replies == 0)
             continue;
         printf("large payloads, %s: %" PRIu64 " requests of %s, %" PRIu64
                " replies of %s; %s held\n",
-               text_or(channel->name, "?"), channel->bulk_requests,
-               cox_units_bytes(sent, channel->bulk_request_bytes), channel->bulk_replies,
-               cox_units_bytes(received, channel->bulk_reply_bytes),
-               cox_units_bytes(held, channel->bulk_held_bytes));
+               text_or(channel->name, "?"), channel->large_requests,
+               cox_units_bytes(sent, channel->large_request_bytes), channel->large_replies,
+               cox_units_bytes(received, channel->large_reply_bytes),
+               cox_units_bytes(held, channel->large_held_bytes));
     }
 }
 

@@ -96,11 +96,11 @@ static void write_group(FILE *file, const status_reply *status)
     X(n_late_ranks, "late_ranks", "gauge", "Ranks that owe replies to requests that have ended.")  \
     X(request_bytes, "request_bytes_total", "counter", "Bytes of requests, each counted once.")    \
     X(reply_bytes, "reply_bytes_total", "counter", "Bytes of replies of all ranks.")               \
-    X(bulk_requests, "large_requests_total", "counter", "Requests out of line.")                   \
-    X(bulk_request_bytes, "large_request_bytes_total", "counter", "Bytes of these.")               \
-    X(bulk_replies, "large_replies_total", "counter", "Replies out of line.")                      \
-    X(bulk_reply_bytes, "large_reply_bytes_total", "counter", "Bytes of these.")                   \
-    X(bulk_held_bytes, "large_held_bytes", "gauge", "Bytes that a rank may still read.")           \
+    X(large_requests, "large_requests_total", "counter", "Requests out of line.")                  \
+    X(large_request_bytes, "large_request_bytes_total", "counter", "Bytes of these.")              \
+    X(large_replies, "large_replies_total", "counter", "Replies out of line.")                     \
+    X(large_reply_bytes, "large_reply_bytes_total", "counter", "Bytes of these.")                  \
+    X(large_held_bytes, "large_held_bytes", "gauge", "Bytes that a rank may still read.")          \
     X(wakeups, "sleeps_total", "counter", "Waits for replies that slept.")                         \
     X(spins, "spins_total", "counter", "Waits that ended while spinning.")                         \
     X(rewakes, "rewakes_total", "counter", "Wakeups that were repeated.")

@@ -9,7 +9,7 @@ void cox_legacy_reply_read(Coxswain__ExecuteResponse *response, uint32_t rank)
             ? response->execute_model_response
             : NULL;
     response->rank = (int32_t)rank;
-    response->bulk = NULL;
+    response->large_payload = NULL;
     if (response->status == 0 && step && step->n_outputs == 0 && step->err_msg && step->err_msg[0])
         response->status = COX_REJECTED;
 }

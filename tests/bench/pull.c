@@ -29,7 +29,7 @@
 #include <unistd.h>
 
 #define PAIR_COUNT_MAX 10000
-#define GENERATION 7
+#define USER 7
 
 enum kind { KIND_PULL, KIND_SAME, KIND_PRIVATE, KIND_COUNT };
 static const char *const kind_names[KIND_COUNT] = {"pull", "memcpy_same", "memcpy_private"};
@@ -93,7 +93,7 @@ static _Noreturn void owner_main(const struct run *run, int fd)
         uint8_t *block = (uint8_t *)cox_kv_blocks_info(blocks).memory + b * run->block_size;
         cox_kv_blocks_take(blocks, b);
         block_fill(block, run->block_size, b);
-        r = cox_kv_blocks_give(blocks, b, GENERATION);
+        r = cox_kv_blocks_give(blocks, b, USER);
     }
     if (r == 0)
         r = cox_exporter_new(NULL, &exporter, &err);
@@ -228,8 +228,8 @@ static int slice_pull(const struct run *run, struct cox_error *err)
 {
     int r = 0;
     for (uint32_t i = 0; r == 0 && i < run->block_count; i++)
-        r = cox_kv_view_copy(run->theirs, run->order[i], GENERATION, 0,
-                             own_block(run, target_of(run, i)), err);
+        r = cox_kv_view_copy(run->theirs, run->order[i], USER, 0, own_block(run, target_of(run, i)),
+                             err);
     return r;
 }
 

@@ -87,16 +87,16 @@ static const char *const kind_names[KIND_COUNT] = {
 #define PIECE_LENGTH (16 * 128)
 #define PIECE_LENGTH_LARGE (16 * 2048)
 
-/* The state of a polling barrier: the last rank to arrive opens the next generation. */
+/* The state of a polling barrier: the last rank to arrive opens the next incarnation. */
 struct polled {
     _Atomic uint32_t arrived;
-    _Atomic uint32_t generation;
+    _Atomic uint32_t incarnation;
     uint8_t values[RANK_COUNT_MAX][VALUE_SIZE];
 };
 
 /* The floor: nothing is looked after but that the last one wakes all. */
 struct plain {
-    _Alignas(128) _Atomic uint32_t generation;
+    _Alignas(128) _Atomic uint32_t incarnation;
     _Alignas(128) _Atomic uint32_t arrived;
 };
 
@@ -173,13 +173,13 @@ static void must_group(int r, const struct cox_error *err)
 static void usleep_barrier(struct rank *own)
 {
     struct polled *polled = &own->shared->polled;
-    uint32_t generation = atomic_load(&polled->generation);
+    uint32_t incarnation = atomic_load(&polled->incarnation);
     if (atomic_fetch_add(&polled->arrived, 1) + 1 == own->rank_count) {
         atomic_store(&polled->arrived, 0);
-        atomic_fetch_add(&polled->generation, 1);
+        atomic_fetch_add(&polled->incarnation, 1);
         return;
     }
-    while (atomic_load(&polled->generation) == generation)
+    while (atomic_load(&polled->incarnation) == incarnation)
         usleep(1);
 }
 
@@ -216,15 +216,15 @@ static void usleep_fds(struct rank *own)
 static void futex_barrier(struct rank *own)
 {
     struct plain *plain = &own->shared->plain;
-    uint32_t generation = atomic_load(&plain->generation);
+    uint32_t incarnation = atomic_load(&plain->incarnation);
     if (atomic_fetch_add(&plain->arrived, 1) + 1 == own->rank_count) {
         atomic_store(&plain->arrived, 0);
-        atomic_fetch_add(&plain->generation, 1);
-        cox_futex_wake(&plain->generation);
+        atomic_fetch_add(&plain->incarnation, 1);
+        cox_futex_wake(&plain->incarnation);
         return;
     }
-    while (atomic_load(&plain->generation) == generation)
-        cox_futex_wait(&plain->generation, generation, COX_DEADLINE_NEVER);
+    while (atomic_load(&plain->incarnation) == incarnation)
+        cox_futex_wait(&plain->incarnation, incarnation, COX_DEADLINE_NEVER);
 }
 
 /* The floor of an exchange: each copies the fd of each other one. Nothing is looked after but that

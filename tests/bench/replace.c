@@ -80,7 +80,7 @@ struct shared {
 struct worker_context {
     struct shared *shared;
     struct cox_group *group;
-    uint64_t group_generation;
+    uint64_t rank_group_incarnation;
     const struct cox_batch *batch;
     const struct cox_init_request *init;
     struct cox_worker *worker;

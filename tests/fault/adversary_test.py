@@ -292,7 +292,7 @@ def test_b16_a_rank_can_write_nothing_but_what_is_its_own():
         expect(group.ask("reload", OTHER), 0)
         check_inventory(group)
         expect(group.ask("reload", MODEL), 0)
-        # In the next generation of the rank group, too.
+        # In the next incarnation of the rank group, too.
         expect(group.ask("recover", "restart", "--rank", "0", "--kill"), 0)
         check_inventory(group)
         replace(group)

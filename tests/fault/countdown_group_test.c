@@ -244,7 +244,7 @@ CONSTRUCT(live_link_status,
 DESTROY(link_status_deinit, cox_link_status_deinit(object))
 CONSTRUCT(live_replay, cox_executor_replay_init(live, cox_deadline_after_ms(TEST_PATIENCE_MS), err))
 
-/* Memory of a former generation of the rank group is released with the next one, if it was not
+/* Memory of a former incarnation of the rank group is released with the next one, if it was not
  * before. */
 
 /* ---- tests ---- */

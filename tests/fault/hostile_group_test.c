@@ -99,11 +99,11 @@ static void fill(uint8_t *bytes, uint64_t size, enum temper temper, uint64_t *st
     }
 }
 
-static void arrive(struct cox_group_layout_part *part, uint64_t generation, uint64_t epoch,
+static void arrive(struct cox_group_layout_part *part, uint64_t incarnation, uint64_t epoch,
                    uint32_t index)
 {
     uint64_t word = cox_group_arrived(epoch, index);
-    atomic_store(&part->mirror, cox_group_mirror(generation, word));
+    atomic_store(&part->mirror, cox_group_mirror(incarnation, word));
     atomic_store(&part->arrived, word);
 }
 
@@ -112,7 +112,7 @@ static void meddle_once(const struct hostile *hostile, struct cox_group_layout_r
 {
     struct cox_group_layout_identity *identity = &own->identity;
     struct cox_group_layout_part *part = &own->parts[0];
-    const uint64_t generation = atomic_load(&identity->generation), random = next(state);
+    const uint64_t incarnation = atomic_load(&identity->incarnation), random = next(state);
     static const uint8_t states[] = {
         0,   COX_GROUP_CLAIMED, COX_GROUP_JOINED, COX_GROUP_WHOLE, COX_GROUP_LEFT, COX_GROUP_FAILED,
         0x77};
@@ -148,17 +148,17 @@ static void meddle_once(const struct hostile *hostile, struct cox_group_layout_r
                      cox_group_aborted(atomic_load(&part->arrived) >> COX_GROUP_INDEX_BITS));
         break;
     case JUMPS:
-        arrive(part, generation, random % 4 ? random % 1000 : COX_GROUP_EPOCH_MAX,
+        arrive(part, incarnation, random % 4 ? random % 1000 : COX_GROUP_EPOCH_MAX,
                (uint32_t)random % 8);
         break;
     case WRONG_ROUND:
         atomic_store(&part->what[0], random);
         atomic_store(&part->what[1], random);
-        arrive(part, generation, atomic_load(&part->arrived) >> COX_GROUP_INDEX_BITS,
+        arrive(part, incarnation, atomic_load(&part->arrived) >> COX_GROUP_INDEX_BITS,
                (uint32_t)(random >> 8) % 64);
         break;
     case OTHER_LIFE:
-        atomic_store(&identity->generation, generation + random % 3 - 1);
+        atomic_store(&identity->incarnation, incarnation + random % 3 - 1);
         break;
     case HINTS_ZEROES:
         memset(hints.base, 0, hints.size);
@@ -364,7 +364,7 @@ TEST(p10_b14_a_rank_that_spoils_its_own_words_is_named)
 {
     static const char *const names[WORDS_COUNT] = {
         "zeroes", "ones",      "random",   "random identity", "random parts", "another's pid",
-        "leaves", "says dead", "gives up", "jumps",           "wrong round",  "another generation",
+        "leaves", "says dead", "gives up", "jumps",           "wrong round",  "another incarnation",
     };
     OWN_GROUP *group = group_start();
     for (uint32_t temper = 0; temper < WORDS_COUNT; temper++) {

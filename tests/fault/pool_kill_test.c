@@ -68,7 +68,7 @@ static void use_references(const struct forks_self *self, struct cox_pool *pool)
     FORK_CHECK(cox_pool_unref(pool, &run->kept[1], NULL) == 0, "unref");
     FORK_CHECK(cox_pool_unref(pool, &run->kept[2], NULL) == 0, "unref");
     struct cox_block_ref stale = run->kept[2];
-    stale.generation++;
+    stale.epoch++;
     FORK_CHECK(cox_pool_ref(pool, &stale, NULL) == COX_STALE, "stale");
 }
 
@@ -83,7 +83,7 @@ static void use_blocks(const struct forks_self *self, struct cox_pool *pool)
         sizes[i] = size_of(run); /* larger than what the dead left with pages */
     for (int i = 0; i < count; i++) {
         FORK_CHECK(cox_pool_allocate(pool, sizes[i], &refs[i], NULL) == 0, "allocate %d", i);
-        block_fill(cox_pool_pointer(pool, &refs[i]), sizes[i], refs[i].block, refs[i].generation);
+        block_fill(cox_pool_pointer(pool, &refs[i]), sizes[i], refs[i].block, refs[i].epoch);
     }
     for (int i = 1; i < count; i++) {
         FORK_CHECK(cox_pool_ref(pool, &refs[i], NULL) == 0, "ref");
@@ -157,8 +157,7 @@ static void check_kept(struct cox_pool *pool, struct run *run)
 {
     for (int i = 0; i < KEPT_COUNT; i++) {
         const struct cox_block_ref *ref = &run->kept[i];
-        assert_true(
-            block_is(cox_pool_pointer(pool, ref), size_of(run), ref->block, ref->generation));
+        assert_true(block_is(cox_pool_pointer(pool, ref), size_of(run), ref->block, ref->epoch));
         assert_int_equal(cox_pool_ref(pool, ref, NULL), 0);
         assert_int_equal(cox_pool_unref(pool, ref, NULL), 0);
         assert_int_equal(cox_pool_unref(pool, ref, NULL), 0);
@@ -233,8 +232,7 @@ static void check_unswept(struct cox_pool *pool, const struct run *run)
     for (int i = 0; i < KEPT_COUNT; i++) {
         const struct cox_block_ref *ref = &run->kept[i];
         assert_int_equal(cox_pool_ref(pool, ref, NULL), 0);
-        assert_true(
-            block_is(cox_pool_pointer(pool, ref), size_of(run), ref->block, ref->generation));
+        assert_true(block_is(cox_pool_pointer(pool, ref), size_of(run), ref->block, ref->epoch));
         assert_int_equal(cox_pool_unref(pool, ref, NULL), 0);
     }
     while ((r = cox_pool_allocate(pool, size_of(run), &refs[had], NULL)) == 0) {
@@ -293,7 +291,7 @@ static bool strike(const struct run *kind, const char *point, uint32_t passage)
     for (uint32_t i = 0; i < KEPT_COUNT; i++) {
         struct cox_block_ref *ref = &run->kept[i];
         *ref = pool_allocated(pool, size_of(run));
-        block_fill(cox_pool_pointer(pool, ref), size_of(run), ref->block, ref->generation);
+        block_fill(cox_pool_pointer(pool, ref), size_of(run), ref->block, ref->epoch);
     }
     assert_int_equal(cox_pool_queue_join(pool, BOTH, NULL), 0);
     forks_start(&forks, 1, mess_main, run);

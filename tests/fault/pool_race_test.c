@@ -65,7 +65,7 @@ static void opener_main(const struct forks_self *self)
     struct race *race = self->context;
     struct cox_pool *pool = attached(self);
     struct cox_block_ref stale = race->ref;
-    stale.generation++;
+    stale.epoch++;
     signal(SIGCONT, go_on);
     cox_fault_arm("pool.counted:stop:1:1");
     FORK_CHECK(cox_pool_ref(pool, &stale, NULL) == COX_STALE, "ref");

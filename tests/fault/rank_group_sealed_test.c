@@ -1,6 +1,6 @@
 /*
  * rank_group_sealed_test: a rank of a sealed group is killed while it zeroes its words for its next
- * generation in the rank group. It is in no generation then, and none of its words name it; the
+ * incarnation in the rank group. It is in no incarnation then, and none of its words name it; the
  * other ranks, if not stopped, still get its death.
  */
 #include "testing.h"
@@ -89,7 +89,7 @@ static void strike(const char *plan)
     cox_close_fd(&fd);
 }
 
-TEST(b3_killed_between_two_generations_of_the_rank_group)
+TEST(b3_killed_between_two_incarnations_of_the_rank_group)
 {
 #if !COX_TESTING
     skip();

@@ -2,7 +2,7 @@
  * rank_group_stop_test: one rank of a group is stopped at each of its steps, in each operation. The
  * others, which cannot tell that from slowness, fail at their deadline and name it; when it is
  * continued, all align, and all works as before. A rank that is stopped while it joins is no rank
- * of another generation.
+ * of another incarnation.
  */
 #include "channel/base/fault.h"
 #include "channel/base/peer.h"
@@ -151,24 +151,24 @@ TEST(b2_b18_stopped_with_fds_on_their_way)
     stop_all(steps, sizeof steps / sizeof steps[0]);
 }
 
-/* ---- generations ---- */
+/* ---- incarnations ---- */
 
-struct generation {
+struct incarnation {
     uint32_t rank;
-    uint64_t generation, deadline_ms;
+    uint64_t incarnation, deadline_ms;
     bool stops;
     int expected;
 };
 
-static void generation_main(const struct forks_self *self)
+static void incarnation_main(const struct forks_self *self)
 {
-    const struct generation *own = (const struct generation *)self->context + self->rank;
+    const struct incarnation *own = (const struct incarnation *)self->context + self->rank;
     struct cox_group *group = NULL;
     const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
                                               .name = self->name,
                                               .rank = own->rank,
                                               .rank_count = 2,
-                                              .generation = own->generation,
+                                              .incarnation = own->incarnation,
                                               .deadline_ns =
                                                   cox_deadline_after_ms(own->deadline_ms)};
     if (own->stops) {
@@ -177,8 +177,8 @@ static void generation_main(const struct forks_self *self)
         cox_fault_arm(text);
     }
     int r = cox_group_join(&options, &group, test_err());
-    FORK_CHECK(r == own->expected, "rank %" PRIu32 " of generation %" PRIu64 ": %d %s", own->rank,
-               own->generation, r, test_error.text);
+    FORK_CHECK(r == own->expected, "rank %" PRIu32 " of incarnation %" PRIu64 ": %d %s", own->rank,
+               own->incarnation, r, test_error.text);
     if (r == 0) {
         rank_group_barrier(self, group);
         rank_group_barrier(self, group);
@@ -186,24 +186,24 @@ static void generation_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-/* Rank 0 has made the file and said nothing yet. Ranks of the next generation are none of its, and
+/* Rank 0 has made the file and said nothing yet. Ranks of the next incarnation are none of its, and
  * keep it no longer than their deadline; its own other rank comes later. */
-TEST(b1_k3_a_generation_without_a_word_yet)
+TEST(b1_k3_an_incarnation_without_a_word_yet)
 {
-    static struct generation generations[] = {{0, 1, TEST_PATIENCE_MS, true, 0},
-                                              {0, 2, 100, false, COX_TIMEOUT},
-                                              {1, 2, 100, false, COX_TIMEOUT},
-                                              {1, 1, TEST_PATIENCE_MS, false, 0}};
+    static struct incarnation incarnations[] = {{0, 1, TEST_PATIENCE_MS, true, 0},
+                                                {0, 2, 100, false, COX_TIMEOUT},
+                                                {1, 2, 100, false, COX_TIMEOUT},
+                                                {1, 1, TEST_PATIENCE_MS, false, 0}};
     struct forks forks = {.count = 0};
     test_unique_name(forks.name);
-    forks_add(&forks, 0, 2, generation_main, generations);
+    forks_add(&forks, 0, 2, incarnation_main, incarnations);
     AWAIT(cox_peer_stopped(forks.pids[0]));
     for (uint32_t i = 1; i < 3; i++)
-        forks_add(&forks, i, 2, generation_main, generations);
+        forks_add(&forks, i, 2, incarnation_main, incarnations);
     for (uint32_t i = 1; i < 3; i++)
         assert_int_equal(forks_end(&forks, i), 0);
     kill(forks.pids[0], SIGCONT);
-    forks_add(&forks, 3, 2, generation_main, generations);
+    forks_add(&forks, 3, 2, incarnation_main, incarnations);
     forks_wait(&forks);
 }
 

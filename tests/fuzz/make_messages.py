@@ -298,14 +298,14 @@ def recordings():
 
 # ---- layouts: the header of a group, frames, reply slots, control sockets, handles ----
 
-INSTANCE, PID, START = 0x1234567, 4242, 424242
+GROUP_INCARNATION, PID, START = 0x1234567, 4242, 424242
 
 
 def control_attach(name, rank_count, depth, flags, object_size, channels):
     """The size of the object, and its header up to the padding."""
     size = 5248 + 2048 * rank_count
     header = struct.pack(
-        "<8sIIQIIIIQIIII", b"COXSWAN1", 1, 0x01020304, size, rank_count, depth, PID, flags, START, INSTANCE, 0, 0, 0
+        "<8sIIQIIIIQIIII", b"COXSWAN1", 1, 0x01020304, size, rank_count, depth, PID, flags, START, GROUP_INCARNATION, 0, 0, 0
     )
     save(
         f"control_attach/{name}",
@@ -329,7 +329,7 @@ def frames_and_slots():
         ("legacy_whole", (1, 0, 0, 7), 1, 0, 32, b"hello"),
     ):
         line = bytearray(384)
-        struct.pack_into("<QII", line, 16, sequence, INSTANCE, 1)
+        struct.pack_into("<QII", line, 16, sequence, GROUP_INCARNATION, 1)
         struct.pack_into("<Q", line, tag_at, sequence | failed)
         save(
             f"reply_slot/{name}",
@@ -351,7 +351,7 @@ def sockets():
     save(
         "control_socket/hello_reply",
         [0, 4, 0, 31, 3, 1],
-        struct.pack("<QIIIIII", 1, 1, 3, 8, 2, INSTANCE, 4).ljust(127, b"\0"),
+        struct.pack("<QIIIIII", 1, 1, 3, 8, 2, GROUP_INCARNATION, 4).ljust(127, b"\0"),
     )
     reason = b"rank 3 is served by process 4242"
     save("control_socket/refusal", [1, 0, 12, len(reason)], reason)

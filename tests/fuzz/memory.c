@@ -20,7 +20,7 @@ static void make(struct made *made, uint32_t rank_count, uint32_t depth, bool le
     control->layout = calloc(1, cox_layout_control_size(rank_count));
     FUZZ_CHECK(control->layout);
     cox_control_point(control);
-    control->instance = MEMORY_INSTANCE;
+    control->group_incarnation = MEMORY_GROUP_INCARNATION;
     control->lock_fd = -1;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         const struct cox_layout_channel *sizes = &control->geometry.channels[c];

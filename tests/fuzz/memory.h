@@ -9,7 +9,7 @@
 
 #define MEMORY_RANK_COUNT_MAX 4
 #define MEMORY_DEPTH_MAX 3
-#define MEMORY_INSTANCE 0x1234567u
+#define MEMORY_GROUP_INCARNATION 0x1234567u
 
 /* Everything zero but what an earlier user wrote; rank_count and depth are taken modulo what there
  * is. legacy: depth 1, 512 KiB a slot. */

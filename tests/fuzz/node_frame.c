@@ -315,7 +315,7 @@ static void memory_open(struct memory *memory, uint32_t rank_first, uint32_t ran
                                                      .wakeups = memory->wakeups,
                                                      .rank_count = WORLD,
                                                      .value_size = VALUE_SIZE,
-                                                     .generation = 1,
+                                                     .incarnation = 1,
                                                      .rank_first = rank_first,
                                                      .rank_here = rank_here};
     FUZZ_CHECK(cox_group_mirror_open(&options, &memory->mirror, &err) == 0);
@@ -358,7 +358,7 @@ static void mirror_collect(struct fuzz_input *input)
         for (uint32_t i = 0; i < RANK_COUNT; i++) {
             struct cox_group_layout_rank *rank = memory.words[RANK_FIRST + i];
             fuzz_eat(input, &rank->identity, 32);
-            atomic_store(&rank->identity.generation, 1);
+            atomic_store(&rank->identity.incarnation, 1);
             for (uint32_t slot = 0; slot < COX_GROUP_PART_COUNT; slot++) {
                 struct cox_group_layout_part *part = &rank->parts[slot];
                 const uint8_t how = fuzz_eat_byte(input);

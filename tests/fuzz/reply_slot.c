@@ -4,7 +4,7 @@
 #include "channel/shm/reply.h"
 #include "memory.h"
 
-enum { LEGACY = 1, WHOLE = 2, OWN_INSTANCE = 8 };
+enum { LEGACY = 1, WHOLE = 2, OWN_GROUP_INCARNATION = 8 };
 
 /* Bytes: ranks, depth, channel, rank, flags, sequence (8), incarnation (4), size of the buffer (4),
  * the line (128), then the slot with its length. */
@@ -26,8 +26,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fuzz_eat(&input, &buffer_size, sizeof buffer_size);
     struct cox_layout_rank_line *line = &channel->control->layout->ranks[rank].lines[id];
     fuzz_eat(&input, line, sizeof *line);
-    if (flags & OWN_INSTANCE)
-        atomic_store(&line->instance, MEMORY_INSTANCE);
+    if (flags & OWN_GROUP_INCARNATION)
+        atomic_store(&line->group_incarnation, MEMORY_GROUP_INCARNATION);
     size_t capacity;
     uint8_t *slot = cox_reply_slot(channel, rank, sequence, whole, &capacity);
     uint64_t offset = (uint64_t)(slot - (uint8_t *)channel->response.base);
@@ -52,7 +52,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         FUZZ_CHECK(memcmp(buffer, slot, length) == 0);
         uint64_t tag = atomic_load(&line->tags[sequence % geometry->depth]);
         FUZZ_CHECK((tag | UINT64_C(1) << 63) == (sequence | UINT64_C(1) << 63));
-        FUZZ_CHECK(atomic_load(&line->instance) == MEMORY_INSTANCE);
+        FUZZ_CHECK(atomic_load(&line->group_incarnation) == MEMORY_GROUP_INCARNATION);
         FUZZ_CHECK(atomic_load(&line->incarnation) == incarnation);
     }
     free(buffer);

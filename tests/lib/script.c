@@ -555,8 +555,8 @@ static int on_init(void *context, const struct cox_init_request *request,
     }
     const bool replayed = request->replayed;
     if (cox_init_request_get(request, "tell")) {
-        dprintf(script->host->out_fd, "init generation %" PRIu64 " at %" PRIu64 "%s\n",
-                request->group->generation, request->group->fd_offset, replayed ? " again" : "");
+        dprintf(script->host->out_fd, "init incarnation %" PRIu64 " at %" PRIu64 "%s\n",
+                request->group->incarnation, request->group->fd_offset, replayed ? " again" : "");
     }
     const char *model = cox_init_request_get(request, "model");
     if (model && strcmp(model, "endless") == 0) {

@@ -150,13 +150,13 @@ group_aborts2            short  all     pass      group -DRANKS=2 -DOPS=3 -DABOR
 group_meddle             short  all     pass      group -DEPOCHS=1 -DOPS=1 -DMEDDLES=1 -DSLICE
 group_meddle2            short  all     pass      group -DRANKS=2 -DMEDDLES=2 -DSLICE
 group_no_cycle           short  cycles  pass      group -DRANKS=2 -DOPS=1 -DCRASHES=1 -DABORTS=1 -DALIGNS=1 -DSLICE
-group_generations        short  all     pass      group -DRANKS=2 -DEPOCHS=1 -DCRASHES=1 -DSLICE -DGENERATIONS=2
-group_generations_epochs short  all     pass      group -DRANKS=2 -DOPS=1 -DCRASHES=1 -DSLICE -DGENERATIONS=2
-group_generations_late   short  all     pass      group -DRANKS=2 -DEPOCHS=1 -DCRASHES=1 -DSLICE -DGENERATIONS=2 -DDEADLINES=1
-group_generations_3      short  all     pass      group -DRANKS=2 -DEPOCHS=1 -DOPS=1 -DCRASHES=2 -DSLICE -DGENERATIONS=3
-group_generations_turn   short  all     pass      group -DRANKS=2 -DEPOCHS=1 -DOPS=1 -DCRASHES=2 -DSLICE -DGENERATIONS=3 -DWINDOWS=2 -DIN_TURN
-group_generations_ranks3 short  all     pass      group -DEPOCHS=1 -DOPS=1 -DCRASHES=1 -DCRASH_LAST -DSLICE -DGENERATIONS=2
-group_generations_cycle  short  cycles  pass      group -DRANKS=2 -DEPOCHS=1 -DCRASHES=1 -DSLICE -DGENERATIONS=2 -DOPS=1
+group_incarnations       short  all     pass      group -DRANKS=2 -DEPOCHS=1 -DCRASHES=1 -DSLICE -DINCARNATIONS=2
+group_incarnations_epochs short  all     pass      group -DRANKS=2 -DOPS=1 -DCRASHES=1 -DSLICE -DINCARNATIONS=2
+group_incarnations_late  short  all     pass      group -DRANKS=2 -DEPOCHS=1 -DCRASHES=1 -DSLICE -DINCARNATIONS=2 -DDEADLINES=1
+group_incarnations_3     short  all     pass      group -DRANKS=2 -DEPOCHS=1 -DOPS=1 -DCRASHES=2 -DSLICE -DINCARNATIONS=3
+group_incarnations_turn  short  all     pass      group -DRANKS=2 -DEPOCHS=1 -DOPS=1 -DCRASHES=2 -DSLICE -DINCARNATIONS=3 -DWINDOWS=2 -DIN_TURN
+group_incarnations_ranks3 short  all     pass      group -DEPOCHS=1 -DOPS=1 -DCRASHES=1 -DCRASH_LAST -DSLICE -DINCARNATIONS=2
+group_incarnations_cycle short  cycles  pass      group -DRANKS=2 -DEPOCHS=1 -DCRASHES=1 -DSLICE -DINCARNATIONS=2 -DOPS=1
 -group_BEHIND            short  all     deadlock  group -DEPOCHS=1 -DNO_WAKE_BEHIND
 -group_OVERWRITES        short  all     deadlock  group -DRANKS=2 -DEPOCHS=1 -DOPS=3 -DCOUNT_OVERWRITES
 -group_WORD_LATE         short  all     deadlock  group -DRANKS=2 -DEPOCHS=1 -DWORD_AFTER_WAKE
@@ -176,12 +176,12 @@ group_generations_cycle  short  cycles  pass      group -DRANKS=2 -DEPOCHS=1 -DC
 -group_RECHECK           short  all     assert    group -DRANKS=2 -DOPS=1 -DNO_RECHECK
 -group_ALIGN             short  all     assert    group -DRANKS=2 -DOPS=1 -DNO_ALIGN_STORE
 -group_EPOCH             short  all     assert    group -DRANKS=2 -DBARRIER -DDEADLINES=1 -DNO_EPOCH_CHECK
--group_WINDOW            short  all     assert    group -DRANKS=2 -DEPOCHS=1 -DCRASHES=1 -DSLICE -DGENERATIONS=2 -DWINDOWS=1
--group_WINDOWS           short  all     assert    group -DRANKS=2 -DEPOCHS=1 -DOPS=1 -DCRASHES=2 -DSLICE -DGENERATIONS=3 -DWINDOWS=2
--group_HOLE              short  all     assert    group -DRANKS=2 -DEPOCHS=1 -DOPS=1 -DCRASHES=2 -DSLICE -DGENERATIONS=3 -DWINDOWS=2 -DIN_TURN -DNO_HOLE
--group_KEEP              short  all     assert    group -DRANKS=2 -DEPOCHS=1 -DCRASHES=1 -DSLICE -DGENERATIONS=2 -DKEEP_EARLY
--group_LEAVE             short  all     deadlock  group -DEPOCHS=1 -DOPS=1 -DCRASHES=1 -DCRASH_LAST -DSLICE -DGENERATIONS=2 -DNO_LEAVE
--group_INIT              short  all     deadlock  group -DRANKS=2 -DEPOCHS=1 -DOPS=1 -DCRASHES=2 -DSLICE -DGENERATIONS=3 -DCRASH_LAST -DNO_INIT_ABORTED
+-group_WINDOW            short  all     assert    group -DRANKS=2 -DEPOCHS=1 -DCRASHES=1 -DSLICE -DINCARNATIONS=2 -DWINDOWS=1
+-group_WINDOWS           short  all     assert    group -DRANKS=2 -DEPOCHS=1 -DOPS=1 -DCRASHES=2 -DSLICE -DINCARNATIONS=3 -DWINDOWS=2
+-group_HOLE              short  all     assert    group -DRANKS=2 -DEPOCHS=1 -DOPS=1 -DCRASHES=2 -DSLICE -DINCARNATIONS=3 -DWINDOWS=2 -DIN_TURN -DNO_HOLE
+-group_KEEP              short  all     assert    group -DRANKS=2 -DEPOCHS=1 -DCRASHES=1 -DSLICE -DINCARNATIONS=2 -DKEEP_EARLY
+-group_LEAVE             short  all     deadlock  group -DEPOCHS=1 -DOPS=1 -DCRASHES=1 -DCRASH_LAST -DSLICE -DINCARNATIONS=2 -DNO_LEAVE
+-group_INIT              short  all     deadlock  group -DRANKS=2 -DEPOCHS=1 -DOPS=1 -DCRASHES=2 -DSLICE -DINCARNATIONS=3 -DCRASH_LAST -DNO_INIT_ABORTED
 pool_share               short  all     pass      pool
 pool_share_3             short  all     pass      pool -DPROCESSES=3 -DOPS=1
 pool_crash               short  all     pass      pool -DCRASHES=1
@@ -204,7 +204,7 @@ kv_many                  short  all     pass      kv -DTAKES=4 -DCOPIES=3
 -kv_COUNT_LAST           short  all     assert    kv -DCOUNT_LAST
 -kv_WRITE_FIRST          short  all     assert    kv -DWRITE_FIRST
 -kv_GIVE_FIRST           short  all     assert    kv -DGIVE_FIRST
--kv_GENERATION           short  all     assert    kv -DGENERATION_FIRST
+-kv_USER                 short  all     assert    kv -DUSER_FIRST
 -kv_SECOND_CHECK         short  all     assert    kv -DNO_SECOND_CHECK
 -kv_WAKE                 short  all     deadlock  kv -DNO_WAKE
 -kv_COMPARE              short  all     deadlock  kv -DNO_COMPARE
@@ -319,7 +319,7 @@ restart_late2            long   bits    pass      gate -DREQUESTS=2 -DCRASHES=1 
 futex_restart_2          long   all     pass      futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DDEPTH=2 -DSLICE
 futex_restart_22         long   all     pass      futex_gate -DREQUESTS=2 -DCRASHES=2 -DRESTARTS=2 -DSLICE
 futex_restart_late2      long   all     pass      futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DLATES=2 -DSLICE_QUIET
-group_generations_3_ops  long   all     pass      group -DRANKS=2 -DEPOCHS=1 -DCRASHES=2 -DSLICE -DGENERATIONS=3 -DCRASH_LAST
+group_incarnations_3_ops long   all     pass      group -DRANKS=2 -DEPOCHS=1 -DCRASHES=2 -DSLICE -DINCARNATIONS=3 -DCRASH_LAST
 legacy_crash2            long   all     pass      legacy -DREQUESTS=2 -DCRASHES=1 -DDEADLINES=1
 RUNS
 }

@@ -16,7 +16,7 @@
  * (arbitrary writes to the hints) each at most that many; CRASH_LAST: of three ranks only the last
  * may die; BARRIER: no values; SLICE: a waiter checks again after a while, also for deaths.
  *
- * GENERATIONS: a dead rank is started again, and all form the group anew, at most that many times,
+ * INCARNATIONS: a dead rank is started again, and all form the group anew, at most that many times,
  * each in the next of WINDOWS windows (IN_TURN: once all have taken the previous init), where
  * CRASH_LAST is of two ranks, too; with SLICE, and without ABORTS, ALIGNS, MEDDLES, BARRIER.
  */
@@ -45,11 +45,11 @@
 #define MEDDLES 0
 #endif
 
-#ifndef GENERATIONS
-#define GENERATIONS 1
+#ifndef INCARNATIONS
+#define INCARNATIONS 1
 #endif
 #ifndef WINDOWS
-#define WINDOWS GENERATIONS
+#define WINDOWS INCARNATIONS
 #endif
 
 #define TORN 255 /* bytes that are being written */
@@ -57,7 +57,7 @@
 #define EPOCH(word) ((word) / 8)
 
 /* ---- one line and two slots per rank, their only writer ---- */
-#if GENERATIONS > 1
+#if INCARNATIONS > 1
 byte arrived[RANKS * WINDOWS]; /* per window; a local `window` is the current one */
 #else
 #define window 0
@@ -84,15 +84,15 @@ byte crashes = CRASHES, aborts = ABORTS, deadlines = DEADLINES, aligns = ALIGNS,
 byte reached[EPOCHS * RANKS]; /* the index of the last operation that the rank began in the epoch */
 #define REACHED(q) reached[(epoch - 1) * RANKS + (q)]
 #endif
-#if GENERATIONS > 1
-byte spoiled[GENERATIONS + 1];
+#if INCARNATIONS > 1
+byte spoiled[INCARNATIONS + 1];
 #else
 byte spoiled; /* the last epoch that a rank aborted or left, or in which a deadline passed */
 #define SPOILED spoiled
 #endif
 
-#if GENERATIONS > 1
-#define SPOILED spoiled[generation]
+#if INCARNATIONS > 1
+#define SPOILED spoiled[incarnation]
 #endif
 #define SPOIL(epoch) SPOILED = (SPOILED < (epoch) -> (epoch) : SPOILED)
 #if RANKS == 2
@@ -101,31 +101,31 @@ byte spoiled; /* the last epoch that a rank aborted or left, or in which a deadl
 #define ALL(what, value) what[AT(0)] = value; what[AT(1)] = value; what[AT(2)] = value
 #endif
 
-/* ---- generations ---- */
-#if GENERATIONS > 1
+/* ---- incarnations ---- */
+#if INCARNATIONS > 1
 #define EMPTY 0
 #define JOINED 1
 #define WHOLE 2
 #define LEFT 3
 #define FAILED 4
-/* In each window, per rank: its state, its generation, and which process of the rank it is. */
+/* In each window, per rank: its state, its incarnation, and which process of the rank it is. */
 byte holder[RANKS * WINDOWS];
-byte holder_generation[RANKS * WINDOWS], holder_process[RANKS * WINDOWS];
-byte told = 1;       /* the last generation that an init was sent for */
+byte holder_incarnation[RANKS * WINDOWS], holder_process[RANKS * WINDOWS];
+byte told = 1;       /* the last incarnation that an init was sent for */
 byte init_ended = 1; /* the inits up to here have ended, with a death */
 byte process[RANKS] = 1;
 bool gone[RANKS]; /* its process has made its last step */
-byte born[RANKS]; /* the first generation for a process that has read nothing yet */
-byte trouble; /* a rank has died in this generation, or was dead when it began */
-byte in_generation[RANKS] = 1; /* the generation whose words the rank writes */
-#define VALUE (MINE + 32 * generation)
+byte born[RANKS]; /* the first incarnation for a process that has read nothing yet */
+byte trouble; /* a rank has died in this incarnation, or was dead when it began */
+byte in_incarnation[RANKS] = 1; /* the incarnation whose words the rank writes */
+#define VALUE (MINE + 32 * incarnation)
 #else
 #define VALUE MINE
 #endif
 
-/* With several generations a scan of all ranks, or a wake, is one step: the other runs have the
+/* With several incarnations a scan of all ranks, or a wake, is one step: the other runs have the
  * steps in between. */
-#if GENERATIONS > 1
+#if INCARNATIONS > 1
 #define STEP atomic
 #else
 #define STEP
@@ -194,7 +194,7 @@ inline wake_news()
 #define GONE(q) (aborted_at[AT(q)] >= epoch || EPOCH(arrived[AT(q)]) > epoch)
 #endif
 
-#if GENERATIONS > 1
+#if INCARNATIONS > 1
 /* Its pidfd is that of the process which joined. */
 #define DIED(q) ((q) != r && (killed[q] || process[q] != met[q]))
 #define LEFT_IT(q) (holder[AT(q)] == LEFT || holder[AT(q)] == FAILED)
@@ -233,7 +233,7 @@ inline wake_news()
 #define SLICE_HELPS (NEWS(0) || NEWS(1) || NEWS(2))
 #endif
 
-#if GENERATIONS > 1
+#if INCARNATIONS > 1
 #define HAS_LEFT left
 #if RANKS == 2
 #define STILL_THERE(q) ((q) < 2 && ((missing >> (q)) & 1) && THERE((q) % 2))
@@ -248,8 +248,8 @@ proctype rank(byte r)
 {
     byte epoch = 1, index = 0, q = 0, missing = 0;
     bool due = false, gave_up = false, whole = true, heard = false;
-#if GENERATIONS > 1
-    byte generation = 1, window = 1 % WINDOWS, met[RANKS] = 1;
+#if INCARNATIONS > 1
+    byte incarnation = 1, window = 1 % WINDOWS, met[RANKS] = 1;
     bool left = false, member = true;
 again:
     {
@@ -262,9 +262,9 @@ again:
         skip;
 #endif
 begin:  if
-#if GENERATIONS > 1
+#if INCARNATIONS > 1
         /* The next request is an init. */
-        :: atomic { told > generation -> goto idle; }
+        :: atomic { told > incarnation -> goto idle; }
 #endif
         :: atomic { index == OPS -> goto next; }
         :: atomic { index < OPS && aborted_at[AT(r)] >= epoch -> goto aborted; }
@@ -332,7 +332,7 @@ scan:   atomic {
             q = 0;
             missing = 0;
             gave_up = false;
-#if GENERATIONS > 1
+#if INCARNATIONS > 1
             left = false;
 #endif
         }
@@ -367,7 +367,7 @@ scan:   atomic {
 #ifndef NO_ABORT_WORD
                     gave_up = gave_up || GONE(q);
 #endif
-#if GENERATIONS > 1
+#if INCARNATIONS > 1
                     left = left || (q != r && LEFT_IT(q) && ((missing >> (q)) & 1) && !THERE(q));
 #endif
                     q++;
@@ -396,7 +396,7 @@ scan:   atomic {
             :: atomic { !due && !HAS_LEFT && !(gave_up && !ABORTED_FIRST) }
             fi;
 #endif
-#if GENERATIONS > 1
+#if INCARNATIONS > 1
             /* A rank that has left may have arrived before. */
             if
             :: atomic { left && (STILL_THERE(0) || STILL_THERE(1) || STILL_THERE(2)) -> goto look; }
@@ -500,12 +500,12 @@ next:   if
         :: atomic { epoch == EPOCHS }
         fi;
 ends:   atomic { epoch = 0; index = 0; q = 0; missing = 0; due = false; gave_up = false; heard = false; whole = true; }
-#if GENERATIONS > 1
+#if INCARNATIONS > 1
         left = false;
         /* engine_init */
 idle:
 end_idle:
-        atomic { told > generation -> epoch = 0; index = 0; q = 0; missing = 0; }
+        atomic { told > incarnation -> epoch = 0; index = 0; q = 0; missing = 0; }
 #ifndef NO_LEAVE
         if
         :: atomic { member -> member = false; holder[AT(r)] = LEFT; }
@@ -514,9 +514,9 @@ end_idle:
         fi;
 #endif
         atomic {
-            generation++; /* each init is a request, served in order */
-            window = generation % WINDOWS;
-            in_generation[r] = generation;
+            incarnation++; /* each init is a request, served in order */
+            window = incarnation % WINDOWS;
+            in_incarnation[r] = incarnation;
             met[0] = 0;
             met[1] = 0;
 #if RANKS > 2
@@ -528,7 +528,7 @@ end_idle:
             if
             :: holder[AT(r)] == EMPTY ->
                 holder[AT(r)] = JOINED;
-                holder_generation[AT(r)] = generation;
+                holder_incarnation[AT(r)] = incarnation;
                 holder_process[AT(r)] = process[r];
             :: else -> goto failed;
             fi
@@ -544,7 +544,7 @@ meet:   atomic {
             :: q != r && holder[AT(q)] == EMPTY -> missing = 1;
             :: q != r && holder[AT(q)] == FAILED -> goto failed;
             :: else ->
-                assert(holder_generation[AT(q)] == generation);
+                assert(holder_incarnation[AT(q)] == incarnation);
                 if
                 :: met[q] == 0 ->
                     met[q] = holder_process[AT(q)];
@@ -573,20 +573,20 @@ meet:   atomic {
             :: atomic { met[2] > 0 && DIED(2) && !SOME_WHOLE -> sleeps[AT(r)] = false; goto failed; }
 #endif
 #ifndef NO_INIT_ABORTED
-            :: atomic { init_ended >= generation -> sleeps[AT(r)] = false; goto failed; }
+            :: atomic { init_ended >= incarnation -> sleeps[AT(r)] = false; goto failed; }
 #endif
             fi
         :: atomic { missing == 0 }
         fi;
-        /* All ranks are in this generation, or were. */
-        assert(in_generation[0] >= generation && in_generation[1] >= generation && (RANKS == 2 || in_generation[RANKS - 1] >= generation));
+        /* All ranks are in this incarnation, or were. */
+        assert(in_incarnation[0] >= incarnation && in_incarnation[1] >= incarnation && (RANKS == 2 || in_incarnation[RANKS - 1] >= incarnation));
         atomic { holder[AT(r)] = WHOLE; member = true; }
         wake_news();
         atomic { epoch = 1; index = 0; present[r] = 1; arrived[AT(r)] = WORD(1, 0); }
         wake_news();
         goto begin;
 failed: atomic {
-            assert(trouble >= generation); /* a join fails only if a rank has died since the init was sent */
+            assert(trouble >= incarnation); /* a join fails only if a rank has died since the init was sent */
             q = 0;
             missing = 0;
             holder[AT(r)] = FAILED;
@@ -597,9 +597,9 @@ failed: atomic {
     } unless {
         atomic {
             killed[r] ->
-#if GENERATIONS > 1
+#if INCARNATIONS > 1
             gone[r] = true;
-            generation = 0;
+            incarnation = 0;
             member = false;
             left = false;
             met[0] = 0;
@@ -617,18 +617,18 @@ failed: atomic {
             heard = false;
             whole = true;
             sleeps[AT(r)] = false;
-#if GENERATIONS > 1
+#if INCARNATIONS > 1
             window = 0;
 #endif
         }
     }
-#if GENERATIONS > 1
+#if INCARNATIONS > 1
 end_dead:
-    atomic { born[r] > 0 -> generation = born[r] - 1; born[r] = 0; goto again; }
+    atomic { born[r] > 0 -> incarnation = born[r] - 1; born[r] = 0; goto again; }
 #endif
 }
 
-#if GENERATIONS > 1
+#if INCARNATIONS > 1
 #if RANKS == 2
 #define SOMEBODY_DIED (gone[0] || gone[1])
 #define ANY_KILLED (killed[0] || killed[1])
@@ -639,10 +639,10 @@ end_dead:
 #define ALL_WHOLE (holder[AT(0)] == WHOLE && holder[AT(1)] == WHOLE && holder[AT(2)] == WHOLE)
 #endif
 
-/* A window is used again when no rank is in it. With 16 windows that concerns the generation of 16
+/* A window is used again when no rank is in it. With 16 windows that concerns the incarnation of 16
  * inits ago. */
 #ifdef IN_TURN
-#define TAKEN(q) (gone[q] || in_generation[q] >= told)
+#define TAKEN(q) (gone[q] || in_incarnation[q] >= told)
 #if RANKS == 2
 #define ALL_TAKEN (TAKEN(0) && TAKEN(1))
 #else
@@ -662,7 +662,7 @@ end_dead:
     ALL(arrived, 0);                                                                               \
     ALL(aborted_at, 0);                                                                           \
     ALL(holder, EMPTY);                                                                            \
-    ALL(holder_generation, 0);                                                                           \
+    ALL(holder_incarnation, 0);                                                                           \
     ALL(holder_process, 0);                                                                        \
     ALL(wakeup_moved, true);                                                                         \
     ALL(wakeup_news, true);                                                                          \
@@ -690,13 +690,13 @@ end_watch:
        }
     :: atomic { SOMEBODY_DIED && ALL_TAKEN -> init_ended = told; } /* an init ends with the first death */
         if
-        :: atomic { told < GENERATIONS }
+        :: atomic { told < INCARNATIONS }
             /* cox_executor_restart */
             d_step {
                 do
                 :: q < RANKS ->
                     if
-                    :: gone[q] -> gone[q] = false; killed[q] = false; process[q]++; born[q] = told + 1; in_generation[q] = told;
+                    :: gone[q] -> gone[q] = false; killed[q] = false; process[q]++; born[q] = told + 1; in_incarnation[q] = told;
                     :: else
                     fi;
                     q++;
@@ -714,13 +714,13 @@ end_watch:
 #endif
             }
             atomic { told++; window = told % WINDOWS; trouble = (ANY_KILLED -> told : trouble); }
-        :: atomic { told == GENERATIONS -> break }
+        :: atomic { told == INCARNATIONS -> break }
         fi
     od
 }
 #endif
 
-#if GENERATIONS == 1
+#if INCARNATIONS == 1
 /* cox_group_abort in rank 0. */
 proctype aborter()
 {
@@ -738,7 +738,7 @@ proctype aborter()
 }
 #endif
 
-#if GENERATIONS > 1
+#if INCARNATIONS > 1
 #define KILL(r) killed[r] = true; trouble = told
 #else
 #define KILL(r) killed[r] = true
@@ -758,7 +758,7 @@ end_idle:
     od
 }
 
-#if GENERATIONS == 1
+#if INCARNATIONS == 1
 proctype meddler()
 {
     byte epoch = 0, index = 0, r = 0;
@@ -786,11 +786,11 @@ end_idle:
 
 init {
     atomic {
-#if GENERATIONS > 1
+#if INCARNATIONS > 1
         byte window = 1 % WINDOWS;
         ALL(arrived, WORD(1, 0));
         ALL(holder, WHOLE);
-        ALL(holder_generation, 1);
+        ALL(holder_incarnation, 1);
         ALL(holder_process, 1);
         run coordinator();
 #endif

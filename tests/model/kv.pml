@@ -3,8 +3,8 @@
  * gives it, readers copy it between two loads of its count of changes, and wait while it is expected.
  *
  * `half` stands for the block's bytes, in two pieces, each with the number of the take that wrote
- * it; `whose` is the one of two generations that the take's content was given to, so that a
- * generation returns with other content. `tail` is behind the positions filled at the give: it is
+ * it; `whose` is the one of two users that the take's content was given to, so that a
+ * user returns with other content. `tail` is behind the positions filled at the give: it is
  * written at any time, and no reader uses it. README.md lists what is left out; check.sh runs this
  * file in several sizes, and once more for each rule with that rule removed (the NO_ and other
  * switches), which must fail. A step of the owner or a reader is a load or a store: the orders of
@@ -22,15 +22,15 @@
 #endif
 
 #define NOBODY 0
-/* Generations are 1 and 2. */
+/* Users are 1 and 2. */
 #define EXPECTED 3
 
 byte change;
-byte generation;
+byte user;
 byte half[2];
 byte tail;
 byte whose[TAKES + 1];
-/* Readers that the kernel has put to sleep on the generation, and calls that woke all of them. */
+/* Readers that the kernel has put to sleep on the user, and calls that woke all of them. */
 byte sleepers;
 byte wakes;
 
@@ -70,21 +70,21 @@ active proctype owner()
        :: nobody = NOBODY
        :: nobody = EXPECTED
        fi;
-       before = generation;
+       before = user;
        /* take */
 #ifdef COUNT_FIRST
        change = change + 1;
-       generation = nobody;
+       user = nobody;
 #elif defined(COUNT_LAST)
-       generation = nobody;
+       user = nobody;
 #elif defined(NO_COUNT)
-       generation = nobody;
+       user = nobody;
 #elif defined(WRITE_FIRST)
        half[0] = n;
-       generation = nobody;
+       user = nobody;
        change = change + 1;
 #else
-       generation = nobody;
+       user = nobody;
        change = change + 1;
 #endif
        /* Of what was expected and does not come. */
@@ -94,7 +94,7 @@ active proctype owner()
        fi;
        whose[n] = g;
 #ifdef GIVE_FIRST
-       generation = g;
+       user = g;
        write();
 #else
        write();
@@ -103,12 +103,12 @@ active proctype owner()
 #endif
        /* or it does not come */
        if
-       :: generation = g
+       :: user = g
        :: n < TAKES -> skip
        fi;
 #endif
        if
-       :: nobody == EXPECTED && generation == g -> wake()
+       :: nobody == EXPECTED && user == g -> wake()
        :: else
        fi;
        /* Written by the block's sequence, behind the positions given. */
@@ -128,12 +128,12 @@ active [READERS] proctype reader()
        :: g = 1
        :: g = 2
        fi;
-#ifdef GENERATION_FIRST
-       now = generation;
+#ifdef USER_FIRST
+       now = user;
        before = change;
 #else
        before = change;
-       now = generation;
+       now = user;
 #endif
        if
        :: now == EXPECTED ->
@@ -142,10 +142,10 @@ active [READERS] proctype reader()
 #ifdef NO_COMPARE
           :: atomic { true -> sleepers = sleepers + 1; before = wakes };
 #else
-          :: atomic { generation == EXPECTED -> sleepers = sleepers + 1; before = wakes };
+          :: atomic { user == EXPECTED -> sleepers = sleepers + 1; before = wakes };
 #endif
              wakes != before
-          :: generation != EXPECTED
+          :: user != EXPECTED
           fi
        :: now != EXPECTED && now != g -> skip
        :: now == g ->

@@ -1,15 +1,15 @@
 /*
- * pool: one block of coxswain/memory/pool.h: reference counts by owner, pins, generations, and
+ * pool: one block of coxswain/memory/pool.h: reference counts by owner, pins, epochs, and
  * what sweep releases for the dead.
  *
- * `word` is {generation, phase, by}, changed by compare-and-swap only; `count` has one byte per
+ * `word` is {epoch, phase, by}, changed by compare-and-swap only; `count` has one byte per
  * process, which it alone writes (for a dead one: the sweeping process). `data` is the block's
  * content, TORN while it is written. README.md lists what is left out; check.sh runs this file in
  * several sizes, and once more for each rule with that rule removed (the NO_ switches), which must
  * fail.
  *
  * Kinds of runs (-D): by default every process OPS times either allocates the block, writes it,
- * publishes its generation and releases it; or takes a published reference, reads and releases it.
+ * publishes its epoch and releases it; or takes a published reference, reads and releases it.
  *
  * QUEUE: process 0 publishes the block as a message that pins it, and releases it at once; the
  * others take it, each once, under the queue's lock; the last one clears the pin. PROCESSES;
@@ -32,15 +32,15 @@
 #define CLAIMED 1
 #define USED 2
 #define CLOSING 3
-#define W(generation, phase, by) ((generation) * 16 + (phase) * 4 + (by))
-#define GENERATION(w) ((w) / 16)
+#define W(epoch, phase, by) ((epoch) * 16 + (phase) * 4 + (by))
+#define EPOCH(w) ((w) / 16)
 #define PHASE(w) (((w) / 4) % 4)
 #define BY(w) ((w) % 4)
 
 byte word;
 byte count[PROCESSES];
 byte data;
-byte told; /* generation that a process with a reference published; 0: none */
+byte told; /* epoch that a process with a reference published; 0: none */
 bool pin;
 byte interest;     /* takers that have not taken the message */
 byte lock = NONE;  /* of the queue; taken over from the dead */
@@ -50,7 +50,7 @@ bool ended[PROCESSES];
 byte crashes;
 
 /* ---- variables of the properties; no part of the protocol ---- */
-byte valid[PROCESSES]; /* generation of the reference that a process has; 0: none */
+byte valid[PROCESSES]; /* epoch of the reference that a process has; 0: none */
 
 #define LIVE(p) (!dead[p])
 /* One step of a live process; G: where the guard holds. */
@@ -90,10 +90,10 @@ inline reclaim()
 #else
     :: G(!found && (PHASE(w) == USED || PHASE(w) == CLOSING), skip);
 #endif
-       swap(w, W(GENERATION(w), CLOSING, me));
+       swap(w, W(EPOCH(w), CLOSING, me));
        if
        :: G(!swapped, w = word)
-       :: G(swapped, w = W(GENERATION(w), CLOSING, me));
+       :: G(swapped, w = W(EPOCH(w), CLOSING, me));
 #ifdef NO_CLOSING_SCAN
           S(found = false);
 #else
@@ -101,12 +101,12 @@ inline reclaim()
 #endif
           if
           :: G(found, skip);
-             swap(w, W(GENERATION(w), USED, 0))
+             swap(w, W(EPOCH(w), USED, 0))
 #ifdef STORE_FREE
-          :: G(!found, word = W(GENERATION(w) + 1, FREE, 0))
+          :: G(!found, word = W(EPOCH(w) + 1, FREE, 0))
 #else
           :: G(!found, skip);
-             swap(w, W(GENERATION(w) + 1, FREE, 0))
+             swap(w, W(EPOCH(w) + 1, FREE, 0))
 #endif
           fi;
           S(break)
@@ -115,8 +115,8 @@ inline reclaim()
     S(found = false)
 }
 
-/* ref: `generation` is the published one. Sets got. */
-inline take(generation)
+/* ref: `epoch` is the published one. Sets got. */
+inline take(epoch)
 {
 #ifdef CHECK_BEFORE_COUNT
     S(w = word);
@@ -126,14 +126,14 @@ inline take(generation)
     S(w = word);
 #endif
     do
-    :: G(PHASE(w) == USED && GENERATION(w) == generation, got = true; valid[me] = generation; break)
+    :: G(PHASE(w) == USED && EPOCH(w) == epoch, got = true; valid[me] = epoch; break)
 #ifdef NO_PUT_BACK
-    :: G(!(PHASE(w) == USED && GENERATION(w) == generation), got = false; break)
+    :: G(!(PHASE(w) == USED && EPOCH(w) == epoch), got = false; break)
 #else
-    :: G(PHASE(w) == CLOSING && GENERATION(w) == generation, skip);
-       swap(w, W(generation, USED, 0));
+    :: G(PHASE(w) == CLOSING && EPOCH(w) == epoch, skip);
+       swap(w, W(epoch, USED, 0));
        S(w = word)
-    :: G(!((PHASE(w) == USED || PHASE(w) == CLOSING) && GENERATION(w) == generation), got = false; break)
+    :: G(!((PHASE(w) == USED || PHASE(w) == CLOSING) && EPOCH(w) == epoch), got = false; break)
 #endif
     od;
     if
@@ -143,7 +143,7 @@ inline take(generation)
            /* No reference to a block that is counted is refused. */
            i = 0;
            do
-           :: i < PROCESSES -> assert(i == me || valid[i] != generation || dead[i]); i++
+           :: i < PROCESSES -> assert(i == me || valid[i] != epoch || dead[i]); i++
            :: else -> i = 0; break
            od;
            count[me]--
@@ -160,7 +160,7 @@ inline let_go()
     reclaim()
 }
 
-inline write(generation)
+inline write(epoch)
 {
     atomic {
         LIVE(me) -> i = 0;
@@ -170,13 +170,13 @@ inline write(generation)
         od;
         data = TORN
     }
-    S(data = generation)
+    S(data = epoch)
 }
 
-inline read(generation)
+inline read(epoch)
 {
-    S(assert(data == generation));
-    S(assert(data == generation))
+    S(assert(data == epoch));
+    S(assert(data == epoch))
 }
 
 /* What sweep does for this block, one dead process after the other. Only then are their rows free. */
@@ -188,9 +188,9 @@ inline sweep()
        if
 #ifndef NO_UNDO
        :: G(PHASE(w) == CLOSING && BY(w) == j, skip);
-          swap(w, W(GENERATION(w), USED, 0))
+          swap(w, W(EPOCH(w), USED, 0))
        :: G(PHASE(w) == CLAIMED && BY(w) == j, count[j] = 0);
-          swap(w, W(GENERATION(w) + 1, FREE, 0))
+          swap(w, W(EPOCH(w) + 1, FREE, 0))
        :: G(!((PHASE(w) == CLOSING || PHASE(w) == CLAIMED) && BY(w) == j), skip)
 #else
        :: S(skip)
@@ -218,11 +218,11 @@ inline allocate()
     S(w = word; got = false);
     if
     :: G(PHASE(w) == FREE, skip);
-       swap(w, W(GENERATION(w), CLAIMED, me));
+       swap(w, W(EPOCH(w), CLAIMED, me));
        if
        :: G(swapped, count[me]++);
-          swap(W(GENERATION(w), CLAIMED, me), W(GENERATION(w), USED, 0));
-          S(got = true; valid[me] = GENERATION(w))
+          swap(W(EPOCH(w), CLAIMED, me), W(EPOCH(w), USED, 0));
+          S(got = true; valid[me] = EPOCH(w))
        :: G(!swapped, skip)
        fi
     :: G(PHASE(w) != FREE, skip)
@@ -242,25 +242,25 @@ proctype user(byte me)
 {
     byte i, j, w;
     bool found, swapped, got, last;
-    byte generation;
+    byte epoch;
 
     {
         if
         :: me == 0 ->
            allocate();
-           S(assert(got); generation = GENERATION(w));
-           write(generation);
+           S(assert(got); epoch = EPOCH(w));
+           write(epoch);
            locked();
            S(pin = true);
-           S(told = generation);
+           S(told = epoch);
            S(lock = NONE);
            let_go()
         :: else ->
            atomic { LIVE(me) && (told > 0 || ended[0] || dead[0]) -> skip };
            locked();
            if
-           :: G(told > 0, generation = told);
-              take(generation);
+           :: G(told > 0, epoch = told);
+              take(epoch);
               S(assert(got)); /* pinned by the message, which ends only under the lock */
               S(interest--; last = interest == 0);
               if
@@ -268,7 +268,7 @@ proctype user(byte me)
               :: G(!last, skip)
               fi;
               S(lock = NONE);
-              read(generation);
+              read(epoch);
               let_go()
            :: G(told == 0, lock = NONE)
            fi
@@ -284,7 +284,7 @@ proctype user(byte me)
 {
     byte i, j, w, n;
     bool found, swapped, got;
-    byte generation;
+    byte epoch;
 
     {
         do
@@ -292,16 +292,16 @@ proctype user(byte me)
            if
            :: S(skip); allocate();
               if
-              :: G(got, generation = GENERATION(w));
-                 write(generation);
-                 S(told = generation);
+              :: G(got, epoch = EPOCH(w));
+                 write(epoch);
+                 S(told = epoch);
                  let_go()
               :: G(!got, skip)
               fi
-           :: G(told > 0, generation = told);
-              take(generation);
+           :: G(told > 0, epoch = told);
+              take(epoch);
               if
-              :: G(got, skip); read(generation); let_go()
+              :: G(got, skip); read(epoch); let_go()
               :: G(!got, skip)
               fi
            fi

@@ -54,7 +54,7 @@ TEST(m16_a_group_with_a_name_is_whole)
         assert_int_equal(r, 0);
         assert_int_equal(attacher.result, 0);
         assert_memory_equal(&attacher.control.geometry, &geometry, sizeof geometry);
-        assert_int_equal(attacher.control.instance, own.instance);
+        assert_int_equal(attacher.control.group_incarnation, own.group_incarnation);
 #if COX_TESTING
         assert_ptr_equal(attacher.control.layout, own.layout);
 #endif

@@ -197,7 +197,7 @@ SOCKET_TEST(p10_a11_any_bit_of_an_reply_may_be_another)
     pthread_join(thread, NULL);
     assert_int_equal(fd_count(), before);
     /* Of attach one bit, of a rank among four two, of how many ranks some, incarnation, and
-     * instance.
+     * group_incarnation.
      */
     assert_in_range(accepted, 1 + 2 + 64, 1 + 2 + 64 + 8);
     free(scripts);

@@ -52,7 +52,7 @@ static int host_worker(void *context, const struct cox_control_client *client,
                                                       .rank = rank,
                                                       .rank_count = host.rank_count,
                                                       .incarnation = 1,
-                                                      .instance = 77};
+                                                      .group_incarnation = 77};
         memcpy(reply->fds, host_fds, sizeof host_fds);
         reply->fd_count = host.fd_count;
     }

@@ -23,7 +23,8 @@ static void worker_connection(void *context)
     if (r)
         fprintf(stderr, "%s\n", test_error.text);
     CHECK(r == 0);
-    CHECK(session.hello_reply.version == COX_HELLO_VERSION && session.hello_reply.instance == 77);
+    CHECK(session.hello_reply.version == COX_HELLO_VERSION &&
+          session.hello_reply.group_incarnation == 77);
     CHECK(session.hello_reply.attach == COX_ATTACH_SEALED && session.hello_reply.incarnation == 1);
     CHECK(connection->rank == COX_HELLO_RANK_ANY || session.hello_reply.rank == connection->rank);
     CHECK(session.fd_count == connection->fd_count);

@@ -40,7 +40,7 @@ def test_p3_status_reports_the_state_of_every_rank():
               status["attach"] == ("sealed" if SEALED else "named"), "wrong: %s" % status)
         check([rank["pid"] for rank in status["ranks"]] == group.pids, "wrong pids: %s" % status)
         check(all(rank["liveness"] == "alive" and not rank["stopped"] for rank in status["ranks"]), "wrong: %s" % status)
-        check(all(rank["incarnation"] == 1 for rank in status["ranks"]) and status["instance"] > 0, "wrong: %s" % status)
+        check(all(rank["incarnation"] == 1 for rank in status["ranks"]) and status["incarnation"] > 0, "wrong: %s" % status)
         check(status["serving"]["free_blocks"] == status["serving"]["block_count"] > 0, "wrong: %s" % status)
         check(list(status["limits"]) == ["socket connections", "fd store owners", "fd store entries", "fds to close",
                                          "closes that hang", "control connections", "clients with prompts"],
@@ -139,17 +139,17 @@ def test_m3_p3_status_reports_large_payloads():
             execute, link, *_ = group.status()["channels"]
             human = expect(run(["status"]), 0)
             results.append(result.out)
-            check((execute["bulk_replies"] > 0) == bool(arguments), "wrong: %s" % execute)
-            if execute["bulk_replies"]:
-                check(252 * execute["bulk_replies"] < execute["bulk_reply_bytes"] <= execute["reply_bytes"],
+            check((execute["large_replies"] > 0) == bool(arguments), "wrong: %s" % execute)
+            if execute["large_replies"]:
+                check(252 * execute["large_replies"] < execute["large_reply_bytes"] <= execute["reply_bytes"],
                       "wrong: %s" % execute)
                 check(re.search(r"^large payloads, execute: 0 requests of 0 ?B, %d replies of [0-9.]+ ?[KM]?i?B; 0 ?B held$" %
-                                execute["bulk_replies"], human.out, re.M), "no line of large payloads", human)
+                                execute["large_replies"], human.out, re.M), "no line of large payloads", human)
             else:
                 check("\nlarge payloads, " not in human.out, "a line of large payloads", human)
-            check(execute["bulk_requests"] == execute["bulk_request_bytes"] == execute["bulk_held_bytes"] == 0,
+            check(execute["large_requests"] == execute["large_request_bytes"] == execute["large_held_bytes"] == 0,
                   "wrong: %s" % execute)
-            check(link["bulk_requests"] == link["bulk_replies"] == 0, "wrong: %s" % link)
+            check(link["large_requests"] == link["large_replies"] == 0, "wrong: %s" % link)
             expect(group.stop(), 0)
     with Group(2, [*small, "--size", "large-payload=0"]) as group:
         refused = group.generate(text="\n".join(prompts) + "\n")

@@ -87,7 +87,7 @@ struct cox_group *crew_join(struct crew *crew, uint32_t rank)
         .fd = crew->group_fd,
         .rank = rank,
         .rank_count = crew->rank_count,
-        .generation = 7,
+        .incarnation = 7,
         .deadline_ns = COX_DEADLINE_NEVER,
         .cancelled = is_void,
         .context = crew,

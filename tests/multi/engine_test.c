@@ -19,7 +19,7 @@
 struct cox_worker {
     uint32_t rank, rank_count;
     int group_fd;
-    uint64_t group_generation, group_window;
+    uint64_t group_incarnation, group_window;
     bool paused, busy;
     struct crew *crew;
 };
@@ -52,7 +52,7 @@ static void lent_init_fill(struct lent_init *init, uint64_t sequence, const char
                   .fd_offset = window_size(worker->rank_count) * worker->group_window,
                   .rank = worker->rank,
                   .rank_count = worker->rank_count,
-                  .generation = worker->group_generation},
+                  .incarnation = worker->group_incarnation},
     };
     if (model)
         init->entries[init->request.entry_count++] = (struct cox_init_entry){"model", model};
@@ -143,7 +143,7 @@ static int seat_open(struct seat *seat, struct crew *crew, uint32_t rank, struct
                    .rank = rank,
                    .rank_count = plan->rank_count ? plan->rank_count : crew->rank_count,
                    .group_fd = plan->grouped ? crew->group_fd : -1,
-                   .group_generation = 3},
+                   .group_incarnation = 3},
         .crew = crew,
         .self = self,
     };

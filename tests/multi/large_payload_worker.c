@@ -297,12 +297,12 @@ static int reply_forged(const struct call *c, const char *words)
     memset(block, 0xff, 1 << 20);
     struct cox_large_payload_ref ref = cox_channel_thread_refer_block(thread, sequence, 1 << 20);
     const size_t told = forge(how, &ref);
-    Coxswain__BulkRef reference;
+    Coxswain__LargePayloadRef reference;
     Coxswain__ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     cox_large_payload_ref_fill(&reference, &ref);
     reference.handle.len = told;
     reference.has_handle = told > 0;
-    response.bulk = &reference;
+    response.large_payload = &reference;
     size_t capacity, length;
     uint8_t *slot = cox_reply_slot(&thread->channel, options.rank, sequence, false, &capacity);
     if (cox_wire_response_pack(&response, slot, capacity, &length))

@@ -34,13 +34,13 @@ struct stress {
     _Atomic uint32_t dropped, looked;
 };
 
-/* {generation:32, class:8, block:24} */
+/* {epoch:32, class:8, block:24} */
 static uint64_t box_of(const struct cox_block_ref *ref)
 {
     uint64_t class = 0;
     while (UINT64_C(64) << class < ref->size)
         class ++;
-    return ref->generation << 32 | class << 24 | ref->block;
+    return ref->epoch << 32 | class << 24 | ref->block;
 }
 
 static struct cox_block_ref ref_of(const struct cox_pool *pool, uint64_t box)
@@ -70,8 +70,8 @@ struct own {
 static void check_bytes(const struct forks_self *self, const struct own *own,
                         const struct cox_block_ref *ref)
 {
-    FORK_CHECK(block_is(cox_pool_pointer(own->pool, ref), ref->size, ref->block, ref->generation),
-               "block %" PRIu32 " generation %" PRIu64, ref->block, ref->generation);
+    FORK_CHECK(block_is(cox_pool_pointer(own->pool, ref), ref->size, ref->block, ref->epoch),
+               "block %" PRIu32 " epoch %" PRIu64, ref->block, ref->epoch);
 }
 
 static void drop(const struct forks_self *self, struct own *own, uint32_t at)
@@ -103,7 +103,7 @@ static void make(const struct forks_self *self, struct own *own, uint32_t at)
     }
     FORK_CHECK(r == 0, "%d %s", r, test_error.text);
     const struct cox_block_ref *ref = &own->refs[at];
-    block_fill(cox_pool_pointer(own->pool, ref), size, ref->block, ref->generation);
+    block_fill(cox_pool_pointer(own->pool, ref), size, ref->block, ref->epoch);
     if (random_next(&own->random) % 4 == 0) {
         own->tags[at] = ++own->tag;
         FORK_OK(cox_pool_pin(own->pool, ref, QUEUE_ID, own->tags[at], test_err()));

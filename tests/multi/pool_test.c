@@ -78,8 +78,7 @@ static void by_handle_main(const struct forks_self *self)
     }
     const struct cox_block_ref *ref = &shared->refs[self->rank];
     FORK_CHECK(cox_pool_ref(pool, ref, test_err()) == 0, "%s", test_error.text);
-    FORK_CHECK(block_is(cox_pool_pointer(pool, ref), BLOCK_SIZE, ref->block, ref->generation),
-               "bytes");
+    FORK_CHECK(block_is(cox_pool_pointer(pool, ref), BLOCK_SIZE, ref->block, ref->epoch), "bytes");
     atomic_fetch_add(&shared->count, 1);
     while (atomic_load(&shared->count) < RANK_COUNT) /* no rank releases before all have one */
         sched_yield();
@@ -106,7 +105,7 @@ TEST(h19_h22_h23_attached_by_handle_and_freed_by_others)
     for (uint32_t i = 0; i < RANK_COUNT; i++) {
         shared->refs[i] = pool_allocated(pool, BLOCK_SIZE);
         block_fill(cox_pool_pointer(pool, &shared->refs[i]), BLOCK_SIZE, shared->refs[i].block,
-                   shared->refs[i].generation);
+                   shared->refs[i].epoch);
     }
     struct forks forks;
     forks_start(&forks, RANK_COUNT, by_handle_main, shared);
@@ -373,8 +372,8 @@ static void client_main(const struct forks_self *self)
         }
         FORK_CHECK(r == 0, "%d %s", r, test_error.text);
         FORK_OK(cox_pool_allocate(pool, BLOCK_SIZE, &ref, test_err()));
-        block_fill(cox_pool_pointer(pool, &ref), BLOCK_SIZE, ref.block, ref.generation);
-        FORK_CHECK(block_is(cox_pool_pointer(pool, &ref), BLOCK_SIZE, ref.block, ref.generation),
+        block_fill(cox_pool_pointer(pool, &ref), BLOCK_SIZE, ref.block, ref.epoch);
+        FORK_CHECK(block_is(cox_pool_pointer(pool, &ref), BLOCK_SIZE, ref.block, ref.epoch),
                    "bytes");
         if (visit % 2)
             FORK_CHECK(cox_pool_unref(pool, &ref, NULL) == 0, "unref");

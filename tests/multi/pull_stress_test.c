@@ -119,19 +119,19 @@ static _Noreturn void reader_main(void)
             .link = link,
             .pairs = &pair,
             .count = 1,
-            .from_generation = atomic_load(&board->present[block]),
-            .to_generation = 5,
+            .from_user = atomic_load(&board->present[block]),
+            .to_user = 5,
             .deadline_ns = COX_DEADLINE_NEVER,
             .lease_ns = COX_DEADLINE_NEVER,
         };
-        if (!pull.from_generation)
+        if (!pull.from_user)
             continue;
         /* Also on busy processors some are renewed between the choice and the copy. */
         if (i % 8 == 0)
             sched_yield();
         int r = cox_pulls_run(pulls, &pull, NULL);
         CHECK(r == 0 || r == COX_STALE);
-        CHECK(r || is_whole(cox_cache_block(cache, block), pull.from_generation, block));
+        CHECK(r || is_whole(cox_cache_block(cache, block), pull.from_user, block));
         atomic_fetch_add(r ? &board->stale : &board->pulled, 1);
     }
     cox_links_release(links, link);

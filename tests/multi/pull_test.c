@@ -366,7 +366,7 @@ static void waiting_start(struct waiting *w, struct pair *pair, struct kv_pull p
      * a rank as a whole. */
     for (uint32_t rank = 0; rank < pair->b.rank_count; rank++) {
         struct cox_kv_view *view = kv_attach(&pair->b, rank);
-        while (cox_kv_view_generation(view, (uint32_t)pull.to[1]) != COX_KV_UNUSED)
+        while (cox_kv_view_user(view, (uint32_t)pull.to[1]) != COX_KV_UNUSED)
             if (cox_now_ns() > until_ns)
                 fail_msg("rank %u does not begin to pull '%s'", rank, pull.id);
         cox_kv_view_free(view);
@@ -398,7 +398,7 @@ static void waiting_expect(struct waiting *w, int status, const char *text)
     waiting_end(w, status, text);
 }
 
-/* Something of B's own, so that its generation shows whether it is pulled over. */
+/* Something of B's own, so that its user shows whether it is pulled over. */
 static void give_blocks(struct pair *pair)
 {
     expect_pulled(pair, "first");
@@ -515,11 +515,11 @@ PAIR_TEST(p9_the_destination_of_a_failed_pull_has_no_user)
     struct kv_pull pull = pull_of("r2");
     expect_pulled(pair, "r1");
     struct cox_kv_view *view = kv_attach(&pair->b, 0);
-    assert_int_equal(cox_kv_view_generation(view, 1), 9);
+    assert_int_equal(cox_kv_view_user(view, 1), 9);
     pull.from[1] = 6; /* the first block is copied, the second is not there */
     expect_refused(pair, &pull, COX_STALE, "");
     for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(cox_kv_view_generation(view, (uint32_t)pull.to[i]), COX_KV_UNUSED);
+        assert_int_equal(cox_kv_view_user(view, (uint32_t)pull.to[i]), COX_KV_UNUSED);
     cox_kv_view_free(view);
 }
 
@@ -810,7 +810,7 @@ TEST(g1d_a_reader_stopped_in_a_copy_delays_no_other_and_gets_nothing)
         struct waiting w;
         struct pair pair;
         stopped_start(&pair, &w, points[i]);
-        /* Of another sequence, and then of the same one anew: what is there has the generation that
+        /* Of another sequence, and then of the same one anew: what is there has the user that
          * was asked for. */
         step_other(&pair, (const int32_t[]){2, 6, -1}, 0);
         step_anew(&pair, prompt_blocks);

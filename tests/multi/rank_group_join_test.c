@@ -181,7 +181,7 @@ TEST(k2_b4_a_name_of_the_dead_is_no_obstacle)
 
 struct told {
     uint32_t rank, rank_count, value_size;
-    uint64_t generation;
+    uint64_t incarnation;
 };
 
 static void told_main(const struct forks_self *self)
@@ -190,7 +190,7 @@ static void told_main(const struct forks_self *self)
     struct cox_group *group = NULL;
     int r = JOIN(&group, test_err(), .name = self->name, .rank = told->rank,
                  .rank_count = told->rank_count, .value_size = told->value_size,
-                 .generation = told->generation);
+                 .incarnation = told->incarnation);
     FORK_CHECK(r == COX_INVALID && !group, "%d %s", r, test_error.text);
     char who[32], own[32];
     const struct told *other = (const struct told *)self->context + 1 - self->rank;
@@ -254,7 +254,7 @@ TEST(p10_b14_b23_any_bit_of_what_a_file_is_for)
         .name = name, .rank = 1, .rank_count = 2, .deadline_ns = PASSED_NS};
     for (size_t bit = 0; bit < 8 * offsetof(struct cox_group_layout_made, rank); bit++) {
         size_t byte = bit / 8;
-        int expected = byte < offsetof(struct cox_group_layout_made, generation)   ? COX_DENIED
+        int expected = byte < offsetof(struct cox_group_layout_made, incarnation)  ? COX_DENIED
                        : byte < offsetof(struct cox_group_layout_made, rank_count) ? COX_TIMEOUT
                                                                                    : COX_CORRUPT;
         made[byte] ^= (uint8_t)(1u << bit % 8);
@@ -330,8 +330,8 @@ TEST(k26_a_rank_is_one_process)
 
 static void life_main(const struct forks_self *self)
 {
-    const uint32_t *sizes = self->context; /* of values, in each generation */
-    /* Rank 0 of the first generation waits for one that never comes; those of the second come
+    const uint32_t *sizes = self->context; /* of values, in each incarnation */
+    /* Rank 0 of the first incarnation waits for one that never comes; those of the second come
      * meanwhile.
      */
     struct cox_group *group = NULL;
@@ -341,7 +341,7 @@ static void life_main(const struct forks_self *self)
         .rank = first ? 0 : self->rank - 1,
         .rank_count = 2,
         .value_size = sizes[first ? 0 : 1],
-        .generation = first ? 1 : 2,
+        .incarnation = first ? 1 : 2,
         .deadline_ns = first ? cox_deadline_after_ms(300) : 0,
     };
     int r = join(options, &group, test_err());
@@ -368,7 +368,7 @@ TEST(b25_a_pid_that_another_process_has_now_is_a_dead_rank)
     close(free_fd);
 }
 
-TEST(k3_b1_generations_do_not_mix)
+TEST(k3_b1_incarnations_do_not_mix)
 {
     static uint32_t sizes[][2] = {{0, 0}, {4096, 8192}, {8192, 4096}};
     for (int i = 0; i < 6; i++) {
@@ -376,23 +376,23 @@ TEST(k3_b1_generations_do_not_mix)
     }
 }
 
-/* Ranks 0 to 3 are of one generation, 4 to 7 of the next one, all at once, under one name. */
+/* Ranks 0 to 3 are of one incarnation, 4 to 7 of the next one, all at once, under one name. */
 static void jobs_main(const struct forks_self *self)
 {
     const uint32_t rank = self->rank % 4;
-    const uint64_t generation = 1 + self->rank / 4;
+    const uint64_t incarnation = 1 + self->rank / 4;
     struct cox_group *group = NULL;
     int r = join(
         (struct cox_group_options){
-            .name = self->name, .rank = rank, .rank_count = 4, .generation = generation},
+            .name = self->name, .rank = rank, .rank_count = 4, .incarnation = incarnation},
         &group, test_err());
-    FORK_CHECK(r == 0, "generation %" PRIu64 ": %d %s", generation, r, test_error.text);
-    const uint64_t own[2] = {generation, rank};
+    FORK_CHECK(r == 0, "incarnation %" PRIu64 ": %d %s", incarnation, r, test_error.text);
+    const uint64_t own[2] = {incarnation, rank};
     uint64_t all[4][2];
     FORK_OK(cox_group_gather(group, own, sizeof own, all, rank_group_patience(), test_err()));
     for (uint32_t i = 0; i < 4; i++)
-        FORK_CHECK(all[i][0] == generation && all[i][1] == i,
-                   "rank %" PRIu64 " of generation %" PRIu64, all[i][1], all[i][0]);
+        FORK_CHECK(all[i][0] == incarnation && all[i][1] == i,
+                   "rank %" PRIu64 " of incarnation %" PRIu64, all[i][1], all[i][0]);
     rank_group_leave(self, group);
 }
 

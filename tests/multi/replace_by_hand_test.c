@@ -310,7 +310,7 @@ static int late_main(const char *control_socket)
     if (!cox_state_claim_identity(identity, (uint32_t)getpid(), hello.start))
         return 2;
     atomic_store(&identity->incarnation, session.hello_reply.incarnation);
-    atomic_store(&identity->instance, control.instance);
+    atomic_store(&identity->group_incarnation, control.group_incarnation);
     atomic_store(&identity->state, COX_IDENTITY_ATTACHED);
     cox_gate_bind(&gate, &cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE)->ranks_wakeup,
                   cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE), control.geometry.depth, false);

@@ -116,28 +116,29 @@ static uint64_t window_of(uint32_t rank_count)
     return cox_geometry_group_size(&geometry);
 }
 
-/* Another generation and another window each time, of which only the last takes memory; windows are
- * used in turn. A sealed group has no windows: a rank has the same memory in every generation. */
+/* Another incarnation and another window each time, of which only the last takes memory; windows
+ * are used in turn. A sealed group has no windows: a rank has the same memory in every incarnation.
+ */
 GROUP_TEST(k25_every_init_has_memory_of_its_own, RANK_COUNT)
 {
     const uint64_t window = window_of(RANK_COUNT);
     assert_int_equal(group_bytes(), window);
     size_t fds = 0;
-    for (uint64_t generation = 1; generation <= 40; generation++) {
+    for (uint64_t incarnation = 1; incarnation <= 40; incarnation++) {
         char line[64];
-        const bool again = generation % 3 == 0;
+        const bool again = incarnation % 3 == 0;
         if (!again)
             init_group(g);
         else if (replay(g, test_err()))
             fail_msg("%s", test_error.text);
-        snprintf(line, sizeof line, "init generation %" PRIu64 " at %" PRIu64 "%s", generation,
+        snprintf(line, sizeof line, "init incarnation %" PRIu64 " at %" PRIu64 "%s", incarnation,
                  test_attach() == COX_ATTACH_SEALED ? 0
-                                                    : generation % COX_GROUP_WINDOW_COUNT * window,
+                                                    : incarnation % COX_GROUP_WINDOW_COUNT * window,
                  again ? " again" : "");
         test_await_lines(g, 0, line, 1);
         test_await_lines(g, 1, line, 1);
         assert_int_equal(group_bytes(), window);
-        if (generation == 1) {
+        if (incarnation == 1) {
             test_await_socket(g);
             fds = test_count_fds();
         }
@@ -146,9 +147,9 @@ GROUP_TEST(k25_every_init_has_memory_of_its_own, RANK_COUNT)
     assert_int_equal(test_count_fds(), fds);
 }
 
-/* An init that fails is a generation as well; its window and the one before stay until one
+/* An init that fails is an incarnation as well; its window and the one before stay until one
  * succeeds. */
-GROUP_TEST(k25_a_failed_init_takes_a_generation, RANK_COUNT)
+GROUP_TEST(k25_a_failed_init_takes_an_incarnation, RANK_COUNT)
 {
     static const struct cox_config_entry failing[] = {{"tell", ""}, {"fail", "1"}};
     init_group(g);
@@ -157,14 +158,14 @@ GROUP_TEST(k25_a_failed_init_takes_a_generation, RANK_COUNT)
                                         window_of(RANK_COUNT));
     /* What is said again is the one that succeeded. */
     assert_ok(replay(g, test_err()));
-    test_await_lines(g, 0, "init generation 3", 1);
-    test_await_lines(g, 1, "init generation 3", 1);
+    test_await_lines(g, 0, "init incarnation 3", 1);
+    test_await_lines(g, 1, "init incarnation 3", 1);
     assert_int_equal(group_bytes(), window_of(RANK_COUNT));
 }
 
 /* Several of those would take one window after the other, at last the one in which the ranks are.
  */
-GROUP_TEST_WITH(k25_an_init_that_reaches_no_rank_takes_no_generation, RANK_COUNT, .depth = 4)
+GROUP_TEST_WITH(k25_an_init_that_reaches_no_rank_takes_no_incarnation, RANK_COUNT, .depth = 4)
 {
     struct test_pipe *pipe = test_pipe_new();
     init_group(g);
@@ -179,8 +180,8 @@ GROUP_TEST_WITH(k25_an_init_that_reaches_no_rank_takes_no_generation, RANK_COUNT
     assert_int_equal(test_await(g, 0)->status, 0);
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
     init_group(g);
-    test_await_lines(g, 0, "init generation 2 ", 1);
-    test_await_lines(g, 1, "init generation 2 ", 1);
+    test_await_lines(g, 0, "init incarnation 2 ", 1);
+    test_await_lines(g, 1, "init incarnation 2 ", 1);
 }
 
 /* In a mount namespace of its own, where /dev/shm has room for the group and half a window. */
@@ -261,7 +262,7 @@ GROUPS_TEST(p8_a_replaced_rank_gets_the_same_init)
     expect_step(g);
     /* "tell" was in it. */
     for (uint32_t rank = 0; rank < n; rank++)
-        test_await_lines(g, (int)rank, "init generation 2", 1);
+        test_await_lines(g, (int)rank, "init incarnation 2", 1);
 }
 
 GROUP_TEST(p8_another_reply_than_before_is_reported, RANK_COUNT)
@@ -316,7 +317,7 @@ GROUP_TEST(b2_one_init_at_a_time, RANK_COUNT)
     for (int i = 0; i < 2; i++)
         if (others[i].result)
             fail_msg("%d: %s", others[i].result, others[i].err.text);
-    test_await_lines(g, 0, "init generation 3", 1);
+    test_await_lines(g, 0, "init incarnation 3", 1);
 }
 
 GROUP_TEST(m15_a_stop_ends_inits_that_wait, RANK_COUNT)

@@ -4,7 +4,7 @@
 
 A NATS client of its own, with the certificate of the node, publishes a hello (nodes/node.proto) to
 HOST:4222 until the lead refuses it, as that of a second agent, or 10 s have passed. NAME: through,
-generation: its numbers; facts: so many; lead: the address of its lead; version; count: it is
+incarnation: its numbers; facts: so many; lead: the address of its lead; version; count: it is
 published so often and as fast as it goes, and the refusal is not awaited."""
 
 import contextlib
@@ -46,8 +46,8 @@ def hello(address, epoch, lies):
     fields += [(8, field(1, b"name") + field(2, b"value"))] * int(lies.get("facts", 0))
     if "through" in lies:
         fields += [(14, field(1, int(lies["through"])))] * 2
-    if "generation" in lies:
-        fields += [(16, int(lies["generation"]))]
+    if "incarnation" in lies:
+        fields += [(16, int(lies["incarnation"]))]
     if "lead" in lies:
         fields += [(17, lies["lead"].encode())]
     return b"".join(field(number, value) for number, value in fields)

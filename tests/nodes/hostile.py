@@ -19,7 +19,7 @@ LIES = (
     (2**64 - 2, (), "its hello says that it follows epoch 18446744073709551614"),
     (0, (f"through={2**56}",), f"its hello says that it has requests up to {2**56}"),
     (0, (f"through={2**60}",), f"its hello says that it has requests up to {2**60}"),
-    (0, (f"generation={2**60}",), f"generation {2**60} of the rank group"),
+    (0, (f"incarnation={2**60}",), f"incarnation {2**60} of the rank group"),
     (0, ("facts=65",), "its hello has 65 facts: at most 64 are taken"),
     (0, ("facts=50000",), "its hello has 50000 facts: at most 64 are taken"),
     (0, ("lead=x\ncoxswain: node a is dead",), "a byte 0x0a in its lead's address"),

@@ -116,7 +116,7 @@ static void blocks_give(int64_t sequence)
     cluster.sequence = sequence;
     for (uint32_t b = 0; b < BLOCK_COUNT; b++) {
         assert_int_equal(cox_kv_blocks_take(cluster.blocks, b), 0);
-        assert_int_equal(cox_kv_blocks_give(cluster.blocks, b, cox_kv_generation_of(sequence)), 0);
+        assert_int_equal(cox_kv_blocks_give(cluster.blocks, b, cox_kv_user_of(sequence)), 0);
     }
 }
 
@@ -222,7 +222,7 @@ static void pull(void)
 static int local_copy(const struct cox_kv_view *view, uint32_t block)
 {
     static uint8_t copied[BLOCK_SIZE], expected[BLOCK_SIZE];
-    int r = cox_kv_view_copy(view, block, cox_kv_generation_of(cluster.sequence), 0, copied, NULL);
+    int r = cox_kv_view_copy(view, block, cox_kv_user_of(cluster.sequence), 0, copied, NULL);
     block_fill(expected, block);
     if (r == 0 && memcmp(copied, expected, BLOCK_SIZE))
         fail_msg("block %" PRIu32 " has other bytes", block);
@@ -349,8 +349,7 @@ RELAY_TEST(a_pull_of_any_sequence_is_of_none)
     request.infos[0].has_src_sequence = 0;
     request_pull(&request, cox_deadline_after_ms(PATIENCE_MS));
     for (uint32_t b = 0; b < BLOCK_COUNT; b++) {
-        assert_int_equal(cox_kv_view_copy(view, b, cox_kv_generation_of(1), 0, bytes, NULL),
-                         COX_STALE);
+        assert_int_equal(cox_kv_view_copy(view, b, cox_kv_user_of(1), 0, bytes, NULL), COX_STALE);
         assert_int_equal(cox_kv_view_copy(view, b, COX_KV_UNUSED, 0, bytes, NULL), 0);
     }
     /* Nor does it take what a pull of one sequence has. */
@@ -655,14 +654,13 @@ RELAY_TEST(a_rank_copies_what_has_come_while_the_rest_comes)
     cluster.b.mute = true;
     pthread_t thread = test_thread(pull_main, NULL);
     reply_main(&reply);
-    assert_int_equal(cox_kv_view_copy(view, block_at(0), cox_kv_generation_of(SEQUENCE),
-                                      deadline_ns, bytes, NULL),
-                     0);
+    assert_int_equal(
+        cox_kv_view_copy(view, block_at(0), cox_kv_user_of(SEQUENCE), deadline_ns, bytes, NULL), 0);
     assert_int_equal(local_copy(view, block_at(1)), COX_EMPTY);
     reply.piece.status = COX_DENIED; /* of the rest */
     reply_main(&reply);
-    assert_int_equal(cox_kv_view_copy(view, block_at(1), cox_kv_generation_of(SEQUENCE),
-                                      deadline_ns, bytes, NULL),
-                     COX_STALE);
+    assert_int_equal(
+        cox_kv_view_copy(view, block_at(1), cox_kv_user_of(SEQUENCE), deadline_ns, bytes, NULL),
+        COX_STALE);
     pthread_join(thread, NULL);
 }

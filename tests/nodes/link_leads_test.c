@@ -399,8 +399,8 @@ PLAIN_TEST(hellos_that_cannot_be_are_refused)
     lie.epoch = UINT64_MAX - 1;
     hello_refused(&lie, "its hello says that it follows epoch 18446744073709551614");
     lie = honest;
-    lie.generation = REAL_NS;
-    hello_refused(&lie, "generation 1800000000000000000");
+    lie.rank_group_incarnation = REAL_NS;
+    hello_refused(&lie, "incarnation 1800000000000000000");
     lie = honest;
     lie.world = COX_RANK_COUNT_MAX + 1;
     hello_refused(&lie, "of 129: a group has 128");

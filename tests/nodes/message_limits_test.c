@@ -67,15 +67,15 @@ TEST(frames_are_refused_by_their_head)
                      COX_DENIED);
 }
 
-static void early(struct cox_group_relay *relay, const char *node, uint8_t generation, size_t size)
+static void early(struct cox_group_relay *relay, const char *node, uint8_t incarnation, size_t size)
 {
     uint8_t *bytes = calloc(1, sizeof(uint64_t) + size);
     assert_non_null(bytes);
-    bytes[0] = generation;
+    bytes[0] = incarnation;
     cox_group_relay_take(relay, node, bytes, sizeof(uint64_t) + size);
 }
 
-TEST(messages_for_generations_to_come_have_a_budget_and_an_end)
+TEST(messages_for_incarnations_to_come_have_a_budget_and_an_end)
 {
     struct cox_direct *direct = node("node-x", NULL, NULL);
     struct cox_group_relay *relay = NULL;

@@ -5,7 +5,7 @@
 #include "worker/group/group_mirror.h"
 #include "rank_group.h"
 
-#define GENERATION 5
+#define INCARNATION 5
 #define LOOK_MS 10
 
 /* What all processes share. Ranks below `split` are on machine 0. Fds are the same in all. */
@@ -89,7 +89,7 @@ static void mirror_main(const struct forks_self *self, uint32_t machine)
     const struct cox_group_mirror_options options = {.fd = cluster->memory_fds[machine],
                                                      .rank_count = cluster->world,
                                                      .value_size = cluster->value_size,
-                                                     .generation = GENERATION,
+                                                     .incarnation = INCARNATION,
                                                      .rank_first = firsts[machine],
                                                      .rank_here = counts[machine]};
     struct collector collector = {.cluster = cluster, .fd = cluster->sockets[machine]};
@@ -183,7 +183,7 @@ static struct cox_group *join(const struct forks_self *self)
         .rank = self->rank,
         .rank_count = cluster->world,
         .value_size = cluster->value_size,
-        .generation = GENERATION,
+        .incarnation = INCARNATION,
         .deadline_ns = rank_group_patience(),
         .spin_ns = self->rank % 2 ? COX_SPIN_AUTO_NS : 0,
         .mirrored = true,
@@ -534,7 +534,7 @@ static void pair_open(struct pair *pair)
         const struct cox_group_mirror_options options = {.fd = fd,
                                                          .rank_count = 4,
                                                          .value_size = 4096,
-                                                         .generation = GENERATION,
+                                                         .incarnation = INCARNATION,
                                                          .rank_first = i ? HERE : 0,
                                                          .rank_here = HERE};
         assert_ok(cox_group_mirror_open(&options, &pair->mirrors[i], test_err()));
@@ -562,14 +562,14 @@ static void rank_arrives(const struct pair *pair, uint32_t index, char byte)
     const uint64_t word = cox_group_arrived(0, index);
     memset(value_at(pair, 1, 2, index), byte, 10);
     atomic_store(&part->what[index & 1], cox_group_what(index, 10, 2));
-    atomic_store(&part->mirror, cox_group_mirror(GENERATION, word));
+    atomic_store(&part->mirror, cox_group_mirror(INCARNATION, word));
     atomic_store(&part->arrived, word);
 }
 
 static void rank_joins(const struct pair *pair)
 {
     struct cox_group_layout_identity *identity = &rank_at(pair, 1, 2)->identity;
-    atomic_store(&identity->generation, GENERATION);
+    atomic_store(&identity->incarnation, INCARNATION);
     atomic_store(&identity->said_count, 4);
     atomic_store(&identity->said_size, 4096);
     atomic_store(&identity->holder, cox_group_holder(COX_GROUP_WHOLE, 1, 1));

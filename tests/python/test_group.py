@@ -342,7 +342,7 @@ def test_status_has_the_fields_of_the_command(coxswain_command):
         status = group.status()
         own = {name: getattr(status, name) for name in status.__dataclass_fields__}
         assert set(own) <= set(said)
-        for name in ("name", "attach", "rank_count", "depth", "instance", "pid", "legacy"):
+        for name in ("name", "attach", "rank_count", "depth", "incarnation", "pid", "legacy"):
             assert said[name] == own[name]
         for rank in status.ranks:
             assert set(rank.__dataclass_fields__) <= set(said["ranks"][rank.rank])

@@ -36,7 +36,7 @@ def test_a_view_copies_what_was_given():
         blocks.take(2)
         blocks.memory[256:384] = bytes(range(128))
         blocks.give(2, 77)
-        assert blocks.generation(2) == 77 and blocks.generation(1) == 0
+        assert blocks.user(2) == 77 and blocks.user(1) == 0
         to = bytearray(128)
         view.copy(2, to, 77)
         assert to == bytes(range(128))
@@ -53,7 +53,7 @@ def test_a_view_copies_what_was_given():
 def test_what_is_expected_is_awaited():
     with coxswain.KvBlocks(2, 64) as blocks, coxswain.KvView(blocks.fd) as view:
         blocks.expect(1)
-        assert blocks.generation(1) == 2**64 - 1
+        assert blocks.user(1) == 2**64 - 1
         with pytest.raises(coxswain.Empty, match="on its way"):
             view.copy(1, bytearray(64), 7)
         with pytest.raises(coxswain.Empty):
@@ -69,7 +69,7 @@ def test_misuse_is_an_exception():
         for call in (
             lambda: blocks.take(4),
             lambda: blocks.give(-1, 7),
-            lambda: blocks.generation(1 << 33),
+            lambda: blocks.user(1 << 33),
             lambda: blocks.give(0, 0),
             lambda: view.copy(4, bytearray(128)),
             lambda: view.copy(0, bytearray(127)),

@@ -272,7 +272,7 @@ def kv_errors():
         link([pool])
         now = time.monotonic()
         found = {"right": pull([[0]], [[1]], source_sequence=5, target_sequence=6)}
-        assert bytes(blocks.memory[64:128]) == b"s" * 64 and blocks.generation(1) == 6, found
+        assert bytes(blocks.memory[64:128]) == b"s" * 64 and blocks.user(1) == 6, found
         found["of another user"] = pull([[0]], [[2]], source_sequence=8)[:11]
         found["no such block"] = pull([[9]], [[1]])
         found["no such target"] = pull([[0]], [[4]])
@@ -300,20 +300,20 @@ def kv_errors():
         # A step writes block 2, which a pull has left to another sequence. It fails, then succeeds.
         assert pull([[0]], [[2]], target_sequence=6) == "NotFound: there is no link to me"
         link([pool], epoch=8)
-        assert pull([[0]], [[2]], target_sequence=6) == "" and blocks.generation(2) == 6
+        assert pull([[0]], [[2]], target_sequence=6) == "" and blocks.user(2) == 6
         step = one_row(sequence=9, block=2)
         for failure in (ValueError, None):
             try:
                 with transfer.step(step):
-                    found_inside = blocks.generation(2)
+                    found_inside = blocks.user(2)
                     if failure:
                         raise failure
             except ValueError:
-                assert blocks.generation(2) == 0, "a step that failed gives blocks"
+                assert blocks.user(2) == 0, "a step that failed gives blocks"
             assert found_inside == 0, "a step writes blocks that others may copy"
-        assert blocks.generation(2) == 9
+        assert blocks.user(2) == 9
         transfer.clear()
-        assert [blocks.generation(block) for block in range(4)] == [0] * 4
+        assert [blocks.user(block) for block in range(4)] == [0] * 4
         return json.dumps(found).encode()
 
     worker.serve()

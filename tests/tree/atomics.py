@@ -63,7 +63,7 @@ def main():
     files = sources()
     problems, count = check(files)
     changes = [
-        ("channel/shm/reply.c", "reply_refuse", "atomic_load_explicit(&line->instance, memory_order_relaxed);"),
+        ("channel/shm/reply.c", "reply_refuse", "atomic_load_explicit(&line->group_incarnation, memory_order_relaxed);"),
         ("worker/loop/attach.c", "cox_worker_announce",
          "struct cox_layout_identity *identity = cox_worker_identity(worker);\n"
          "    atomic_store_explicit(&identity->state, 1, memory_order_release);"),

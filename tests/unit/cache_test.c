@@ -193,13 +193,13 @@ static struct cox_kv_view *open_reader(struct cox_cache *cache)
 
 static uint64_t owner_of(struct cox_cache *cache, uint32_t block)
 {
-    return cox_kv_blocks_generation(cox_cache_kv_blocks(cache), block);
+    return cox_kv_blocks_user(cox_cache_kv_blocks(cache), block);
 }
 
-static int copy_of(struct cox_kv_view *reader, uint32_t block, uint64_t generation, char *ret_mark)
+static int copy_of(struct cox_kv_view *reader, uint32_t block, uint64_t user, char *ret_mark)
 {
     char bytes[1024];
-    const int r = cox_kv_view_copy(reader, block, generation, 0, bytes, NULL);
+    const int r = cox_kv_view_copy(reader, block, user, 0, bytes, NULL);
 
     assert_true(cox_kv_view_info(reader).block_size <= sizeof(bytes));
     *ret_mark = bytes[0];
@@ -322,7 +322,7 @@ PLAIN_TEST(p9_moved_blocks_are_their_sequences)
 }
 
 /* All ways to write a block run at once, whichever process reads it, and it cannot be copied under
- * its former generation any more. */
+ * its former user any more. */
 PLAIN_TEST(p9_a_block_that_is_written_has_no_user_whatever_reads_it)
 {
     const struct cox_block_pair in = {0, 0}, copy = {5, 0};
@@ -378,7 +378,7 @@ PLAIN_TEST(p9_the_owner_writes_on_behind_what_is_read)
     step(cache, row_of(&one, 7, 0, 0, 1, 2)); /* and the same again */
     assert_int_equal(owner_of(cache, 0), 7);
     assert_int_equal(changes_of(cache, 0), changes);
-    /* Anew it is the same generation, and other content. */
+    /* Anew it is the same user, and other content. */
     step(cache, row_of(&one, 7, 0, 0, 0, 2));
     assert_int_equal(owner_of(cache, 0), 7);
     assert_true(changes_of(cache, 0) > changes);

@@ -68,8 +68,8 @@ LEAK_TEST(what_was_created_is_what_is_attached)
         assert_true(st.st_blocks * 512 >= st.st_size);
         assert_int_equal(cox_control_attach(&other, GROUP, NULL), 0);
         assert_memory_equal(&other.geometry, &own.geometry, sizeof own.geometry);
-        assert_int_equal(other.instance, own.instance);
-        assert_int_not_equal(own.instance, 0);
+        assert_int_equal(other.group_incarnation, own.group_incarnation);
+        assert_int_not_equal(own.group_incarnation, 0);
         assert_int_equal(other.lock_fd, -1);
         assert_int_equal(other.layout->header.coordinator_pid, getpid());
         /* Nothing but the header is set. */
@@ -85,12 +85,12 @@ LEAK_TEST(what_was_created_is_what_is_attached)
 
 LEAK_TEST(every_group_of_a_name_has_another_instance)
 {
-    uint32_t instances[50];
+    uint32_t incarnations[50];
     for (int i = 0; i < 50; i++) {
         struct cox_control own = created(1);
-        instances[i] = own.instance;
+        incarnations[i] = own.group_incarnation;
         for (int before = 0; before < i; before++)
-            assert_int_not_equal(instances[before], own.instance);
+            assert_int_not_equal(incarnations[before], own.group_incarnation);
         gone(&own);
     }
 }
@@ -148,9 +148,9 @@ static void check_flipped(const struct cox_control *own, size_t offset)
         }
         assert_true(changed);
     }
-    /* The instance is the one thing given out that attach cannot check. */
-    assert_true(offset / 8 == offsetof(struct cox_layout_header, instance) / 8 ||
-                other.instance == own->instance);
+    /* The group_incarnation is the one thing given out that attach cannot check. */
+    assert_true(offset / 8 == offsetof(struct cox_layout_header, group_incarnation) / 8 ||
+                other.group_incarnation == own->group_incarnation);
     cox_control_close(&other);
 }
 
@@ -567,7 +567,7 @@ static void race(void *context)
         if (r == 0) {
             struct cox_control again = COX_CONTROL_NONE;
             CHECK(cox_control_attach(&again, GROUP, NULL) == 0); /* the name is the winner's */
-            CHECK(again.instance == control.instance);
+            CHECK(again.group_incarnation == control.group_incarnation);
             cox_control_close(&again);
             CHECK(cox_control_unlink_names(GROUP, &control.geometry, 0) == 1);
             cox_control_close(&control);

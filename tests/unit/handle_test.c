@@ -9,7 +9,7 @@
 
 /* Byte by byte as in handle.h. */
 enum { KIND = 3, PID = 4, START = 8, SYSTEM = 16, FD = 24, DEV = 28, INO = 32, BYTES = 40 };
-enum { OFFSET = 48, GENERATION = 56, CRC = 60 };
+enum { OFFSET = 48, SERIAL = 56, CRC = 60 };
 
 static struct cox_exporter *exporter;
 static struct cox_importer *importer;
@@ -110,7 +110,7 @@ HANDLE_TEST(l1_l2_a_handle_has_these_64_bytes)
     assert_true(info.system == number(&handle, SYSTEM, 8) && info.fd == number(&handle, FD, 4));
     assert_true(info.dev == (uint32_t)st.st_dev && info.ino == st.st_ino);
     assert_true(info.size == 300 && info.offset == 5000);
-    assert_true(info.generation == number(&handle, GENERATION, 4));
+    assert_true(info.serial == number(&handle, SERIAL, 4));
     cox_peer_close(&self);
 }
 
@@ -407,7 +407,7 @@ HANDLE_TEST(l15_it_is_open_until_the_last_put)
     assert_int_equal(cox_exporter_put(exporter, &handle), 0);
     assert_int_equal(handle_open_plain(&handle, &kept, NULL), 0);
     test_own_fd(kept);
-    handle_forge(&stranger, GENERATION, 4, number(&handle, GENERATION, 4) + 1);
+    handle_forge(&stranger, SERIAL, 4, number(&handle, SERIAL, 4) + 1);
     assert_int_equal(cox_exporter_put(exporter, &stranger), COX_NOT_FOUND);
     assert_int_equal(cox_exporter_share(exporter, &stranger), COX_NOT_FOUND);
     assert_int_equal(cox_exporter_put(exporter, &handle), 0);
@@ -536,7 +536,7 @@ HANDLE_TEST(l17_b29_a_handle_that_differs_in_a_byte_is_never_served_from_the_cac
         copy = handle;
         handle_forge(&copy, at, 1, handle.bytes[at] ^ 1u);
         r = cox_importer_open(importer, &copy, COX_IMPORT_READ, &other, NULL);
-        if (r == 0) { /* a generation or a range of its own, of the same object */
+        if (r == 0) { /* a serial or a range of its own, of the same object */
             assert_true(at >= BYTES);
             assert_ptr_not_equal(other, import);
             cox_importer_close(importer, other);
@@ -549,13 +549,13 @@ HANDLE_TEST(l17_b29_a_handle_that_differs_in_a_byte_is_never_served_from_the_cac
                 fail_msg("byte %zu: %d", at, r);
         }
     }
-    /* Another generation whose crc ends in the same byte: a neighbour, if there is any order in it.
+    /* Another serial whose crc ends in the same byte: a neighbour, if there is any order in it.
      */
     struct cox_handle neighbour = handle;
     for (uint64_t i = 0; memcmp(&neighbour, &handle, sizeof handle) == 0 ||
                          neighbour.bytes[CRC + 3] != handle.bytes[CRC + 3];
          i++)
-        handle_forge(&neighbour, GENERATION, 4, i);
+        handle_forge(&neighbour, SERIAL, 4, i);
     other = import_of(&neighbour, COX_IMPORT_READ);
     assert_ptr_not_equal(other, import);
     cox_importer_close(importer, other);

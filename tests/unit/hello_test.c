@@ -166,7 +166,7 @@ LEAK_TEST(p10_a11_any_bit_of_the_hello_reply_may_be_another)
                                           .rank = 2,
                                           .rank_count = 4,
                                           .incarnation = 6,
-                                          .instance = 0x12345678},
+                                          .group_incarnation = 0x12345678},
                            read;
     uint8_t good[COX_HELLO_REPLY_SIZE], bytes[COX_HELLO_REPLY_SIZE], again[COX_HELLO_REPLY_SIZE];
     cox_hello_reply_format(&hello_reply, 4, good);
@@ -183,7 +183,7 @@ LEAK_TEST(p10_a11_any_bit_of_the_hello_reply_may_be_another)
         if (r == 0) {
             cox_hello_reply_format(&read, 4, again);
             assert_memory_equal(again, bytes, sizeof bytes);
-            /* attach and instance alone may be another. */
+            /* attach and group_incarnation alone may be another. */
             assert_true(bit / 8 == 9 || (bit / 8 >= 25 && bit / 8 < 29));
         } else {
             assert_int_equal(r, COX_CORRUPT);

@@ -36,20 +36,20 @@ static void fill(struct both *both, uint32_t block, int byte)
     memset((uint8_t *)cox_kv_blocks_info(both->blocks).memory + block * SIZE, byte, SIZE);
 }
 
-static void give(struct both *both, uint32_t block, uint64_t generation, int byte)
+static void give(struct both *both, uint32_t block, uint64_t user, int byte)
 {
     assert_int_equal(cox_kv_blocks_take(both->blocks, block), 0);
     fill(both, block, byte);
-    assert_int_equal(cox_kv_blocks_give(both->blocks, block, generation), 0);
+    assert_int_equal(cox_kv_blocks_give(both->blocks, block, user), 0);
 }
 
-static int copy(struct both *both, uint32_t block, uint64_t generation, struct cox_error *err)
+static int copy(struct both *both, uint32_t block, uint64_t user, struct cox_error *err)
 {
     memset(both->bytes, 0, SIZE);
-    return cox_kv_view_copy(both->view, block, generation, 0, both->bytes, err);
+    return cox_kv_view_copy(both->view, block, user, 0, both->bytes, err);
 }
 
-PLAIN_TEST(p9_a_block_is_copied_under_its_generation_alone)
+PLAIN_TEST(p9_a_block_is_copied_under_its_user_alone)
 {
     struct both both;
     both_open(&both);
@@ -66,21 +66,20 @@ PLAIN_TEST(p9_a_block_is_copied_under_its_generation_alone)
     assert_int_equal(copy(&both, 0, 7, NULL), COX_STALE);
     assert_int_equal(copy(&both, COUNT, 7, NULL), COX_INVALID);
     assert_int_equal(copy(&both, UINT32_MAX, 7, NULL), COX_INVALID);
-    assert_int_equal(cox_kv_view_generation(both.view, 1), 7);
-    assert_int_equal(cox_kv_view_generation(both.view, COUNT), COX_KV_UNUSED);
+    assert_int_equal(cox_kv_view_user(both.view, 1), 7);
+    assert_int_equal(cox_kv_view_user(both.view, COUNT), COX_KV_UNUSED);
 }
 
-PLAIN_TEST(generations_are_sequence_ids_where_they_can_be)
+PLAIN_TEST(users_are_sequence_ids_where_they_can_be)
 {
     static const int64_t odd[] = {0, -1, INT64_MIN, INT64_MAX, (INT64_C(1) << 47) + 1};
 
-    assert_int_equal(cox_kv_generation_of(1), 1);
-    assert_int_equal(cox_kv_generation_of(INT64_C(1) << 47), UINT64_C(1) << 47);
+    assert_int_equal(cox_kv_user_of(1), 1);
+    assert_int_equal(cox_kv_user_of(INT64_C(1) << 47), UINT64_C(1) << 47);
     for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
-        assert_in_range(cox_kv_generation_of(odd[i]), (UINT64_C(1) << 47) + 1,
-                        (UINT64_C(1) << 48) - 2);
+        assert_in_range(cox_kv_user_of(odd[i]), (UINT64_C(1) << 47) + 1, (UINT64_C(1) << 48) - 2);
         for (size_t k = 0; k < i; k++)
-            assert_int_not_equal(cox_kv_generation_of(odd[i]), cox_kv_generation_of(odd[k]));
+            assert_int_not_equal(cox_kv_user_of(odd[i]), cox_kv_user_of(odd[k]));
     }
 }
 
@@ -96,7 +95,7 @@ PLAIN_TEST(what_cannot_be_taken_or_given_is_refused)
     assert_int_equal(cox_kv_blocks_give(both.blocks, 0, 7), 0);
     /* Without a take readers of 7 would not notice. */
     assert_int_equal(cox_kv_blocks_give(both.blocks, 0, 8), COX_STATE);
-    assert_int_equal(cox_kv_blocks_generation(both.blocks, 0), 7);
+    assert_int_equal(cox_kv_blocks_user(both.blocks, 0), 7);
 }
 
 PLAIN_TEST(what_is_expected_is_awaited)
@@ -105,7 +104,7 @@ PLAIN_TEST(what_is_expected_is_awaited)
     both_open(&both);
     give(&both, 1, 7, 'a');
     assert_int_equal(cox_kv_blocks_expect(both.blocks, 1), 0);
-    assert_int_equal(cox_kv_blocks_generation(both.blocks, 1), COX_KV_EXPECTED);
+    assert_int_equal(cox_kv_blocks_user(both.blocks, 1), COX_KV_EXPECTED);
     assert_refused(copy(&both, 1, 7, test_err()), COX_EMPTY, "block 1 is on its way");
     assert_int_equal(copy(&both, 1, COX_KV_UNUSED, NULL), COX_EMPTY);
     const uint64_t deadline_ns = cox_deadline_after_ms(25);
@@ -326,7 +325,7 @@ PLAIN_TEST(g1d_a_view_checks_all_that_an_owner_writes)
     bad[0].version = COX_KV_VERSION + 1;
     expect_refused(&bad[0], 16384, ALL, COX_VERSION);
 
-    /* Any numbers in the words are valid generations, nothing else. */
+    /* Any numbers in the words are valid users, nothing else. */
     struct {
         struct cox_kv_header header;
         uint64_t words[6];

@@ -71,7 +71,7 @@ GROUP_TEST(tokens_become_state_words, 1)
     expect_words(group, 0, 5, 5);
     assert_int_equal(cox_state_of_rank(line).word, cox_state_word(COX_RANK_IDLE, 5));
     assert_int_equal(cox_state_tag(line, 1, 5), 5);
-    assert_int_equal(cox_state_line_instance(line), group->control.instance);
+    assert_int_equal(cox_state_line_group_incarnation(line), group->control.group_incarnation);
     assert_int_equal(cox_state_line_incarnation(line), 1);
     expect_words(group, 1, 0, 0);
 }
@@ -189,14 +189,14 @@ LEAK_TEST(replies_are_brought_into_our_form)
 {
     Coxswain__ExecuteModelResponse step = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
     Coxswain__ExecuteResponse reply = COXSWAIN__EXECUTE_RESPONSE__INIT;
-    Coxswain__BulkRef bulk = COXSWAIN__BULK_REF__INIT;
+    Coxswain__LargePayloadRef large_payload = COXSWAIN__LARGE_PAYLOAD_REF__INIT;
     reply.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
     reply.execute_model_response = &step;
-    reply.bulk = &bulk;
+    reply.large_payload = &large_payload;
     cox_legacy_reply_read(&reply, 3);
     assert_int_equal(reply.rank, 3);
     assert_int_equal(reply.status, 0);
-    assert_null(reply.bulk);
+    assert_null(reply.large_payload);
     step.err_msg = (char *)(uintptr_t) "out of memory";
     cox_legacy_reply_read(&reply, 3);
     assert_int_equal(reply.status, COX_REJECTED);

@@ -360,9 +360,9 @@ static struct side *side_new(void)
     return side;
 }
 
-static uint64_t generation_of(const struct cox_cache *cache, uint32_t block)
+static uint64_t user_of(const struct cox_cache *cache, uint32_t block)
 {
-    return cox_kv_blocks_generation(cox_cache_kv_blocks(cache), block);
+    return cox_kv_blocks_user(cox_cache_kv_blocks(cache), block);
 }
 
 static const struct cox_pull_pair one_pair = {3, 5};
@@ -374,8 +374,8 @@ static struct cox_pull pull_of(const struct side *side, const char *id)
         .link = side->link,
         .pairs = &one_pair,
         .count = 1,
-        .from_generation = 7,
-        .to_generation = 9,
+        .from_user = 7,
+        .to_user = 9,
         .deadline_ns = COX_DEADLINE_NEVER,
         .lease_ns = COX_DEADLINE_NEVER,
     };
@@ -389,7 +389,7 @@ PLAIN_TEST(m11_a_pull_copies_and_gives)
     assert_int_equal(pull.copied_bytes, cox_cache_block_size(&geometry));
     assert_memory_equal(cox_cache_block(side->cache, 5), cox_cache_block(side->remote->cache, 3),
                         (size_t)cox_cache_block_size(&geometry));
-    assert_int_equal(generation_of(side->cache, 5), 9);
+    assert_int_equal(user_of(side->cache, 5), 9);
 }
 
 PLAIN_TEST(p9_the_newest_1024_cancelled_ids_are_kept)
@@ -429,7 +429,7 @@ static bool takes_it(void *context)
     struct side *side = context;
 
     /* A step, between the copy of the first block and the second. */
-    if (generation_of(side->remote->cache, 0) == 7) {
+    if (user_of(side->remote->cache, 0) == 7) {
         cox_cache_give(side->cache, 5, 33);
         return false;
     }
@@ -448,7 +448,7 @@ PLAIN_TEST(p9_a_destination_that_was_taken_meanwhile_is_stale)
     pull.context = side;
     assert_refused(cox_pulls_run(side->pulls, &pull, test_err()), COX_STALE,
                    "written KV block 5 meanwhile");
-    assert_int_equal(generation_of(side->cache, 6), COX_CACHE_UNUSED);
+    assert_int_equal(user_of(side->cache, 6), COX_CACHE_UNUSED);
 }
 
 /* ---- blocks on their way ---- */
@@ -483,7 +483,7 @@ static void expect_pull(struct side *side, struct arrival *arrival, struct cox_p
     pull->context = arrival;
     assert_int_equal(cox_kv_blocks_expect(cox_cache_kv_blocks(side->remote->cache), 3), 0);
     assert_int_equal(cox_pulls_run(side->pulls, pull, NULL), code);
-    assert_int_equal(generation_of(side->cache, 5), code ? COX_CACHE_UNUSED : 9);
+    assert_int_equal(user_of(side->cache, 5), code ? COX_CACHE_UNUSED : 9);
     if (code)
         assert_int_equal(pull->copied_bytes, 0);
 }
@@ -558,7 +558,7 @@ PLAIN_TEST(m11_all_blocks_are_copied_and_given)
     assert_int_equal(cox_pulls_run(side->pulls, &whole.pull, NULL), 0);
     expect_copied(&whole, geometry.block_count);
     for (uint32_t block = 0; block < geometry.block_count; block++)
-        assert_int_equal(generation_of(side->cache, block), 9);
+        assert_int_equal(user_of(side->cache, block), 9);
 }
 
 PLAIN_TEST(p9_a_stale_block_ends_the_pull_and_nothing_is_given)
@@ -572,7 +572,7 @@ PLAIN_TEST(p9_a_stale_block_ends_the_pull_and_nothing_is_given)
         assert_refused(cox_pulls_run(side->pulls, &whole.pull, test_err()), COX_STALE, text);
         expect_copied(&whole, stale);
         for (uint32_t block = 0; block < geometry.block_count; block++)
-            assert_int_equal(generation_of(side->cache, block), COX_CACHE_UNUSED);
+            assert_int_equal(user_of(side->cache, block), COX_CACHE_UNUSED);
     }
 }
 

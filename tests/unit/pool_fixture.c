@@ -141,18 +141,18 @@ static uint64_t mix(uint64_t x)
     return x ^ (x >> 29);
 }
 
-void block_fill(void *bytes, uint64_t size, uint32_t block, uint64_t generation)
+void block_fill(void *bytes, uint64_t size, uint32_t block, uint64_t epoch)
 {
     uint64_t *words = bytes;
-    const uint64_t seed = mix(generation << 24 ^ block);
+    const uint64_t seed = mix(epoch << 24 ^ block);
     for (uint64_t i = 0; i < size / sizeof *words; i++)
         words[i] = seed + i * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-bool block_is(const void *bytes, uint64_t size, uint32_t block, uint64_t generation)
+bool block_is(const void *bytes, uint64_t size, uint32_t block, uint64_t epoch)
 {
     const uint64_t *words = bytes;
-    const uint64_t seed = mix(generation << 24 ^ block);
+    const uint64_t seed = mix(epoch << 24 ^ block);
     for (uint64_t i = 0; i < size / sizeof *words; i++)
         if (words[i] != seed + i * UINT64_C(0x9e3779b97f4a7c15))
             return false;

@@ -33,8 +33,8 @@ struct cox_pool_stats pool_stats(const struct cox_pool *pool);
  * fixed pool, or of slabs of one size. */
 void pool_is_whole(struct cox_pool *pool);
 
-/* Bytes unique to this block and generation. */
-void block_fill(void *bytes, uint64_t size, uint32_t block, uint64_t generation);
-bool block_is(const void *bytes, uint64_t size, uint32_t block, uint64_t generation);
+/* Bytes unique to this block and epoch. */
+void block_fill(void *bytes, uint64_t size, uint32_t block, uint64_t epoch);
+bool block_is(const void *bytes, uint64_t size, uint32_t block, uint64_t epoch);
 
 #endif

@@ -53,7 +53,7 @@ LEAK_TEST(h28_a_message_pins_a_block)
     assert_int_equal(pool_stats(pool).free_count, BLOCK_COUNT);
     /* A stale pin does not match the block of now. */
     struct cox_block_ref again = ref;
-    while (again.block != ref.block || again.generation == ref.generation)
+    while (again.block != ref.block || again.epoch == ref.epoch)
         again = pool_allocated(pool, 1);
     assert_int_equal(cox_pool_pin(pool, &again, 5, 7, NULL), 0);
     cox_pool_unpin(other, &ref, 5, 3);

@@ -39,7 +39,7 @@ SLAB_TEST(a30_h21_sizes_are_classes)
         assert_int_equal(pool_stats(pool).used_size, room);
         assert_int_equal(cox_pool_find(pool, offset + size - 1, &found), 0);
         assert_int_equal(found.block, ref.block);
-        assert_int_equal(found.generation, ref.generation);
+        assert_int_equal(found.epoch, ref.epoch);
         assert_int_equal(found.size, room);
         assert_int_equal(
             cox_pool_find_pointer(pool, (uint8_t *)cox_pool_pointer(pool, &ref) + room - 1, &found),

@@ -78,13 +78,13 @@ LEAK_TEST(h18_h21_h22_allocated_and_given_back)
     for (uint32_t i = 0; i < BLOCK_COUNT; i++)
         assert_true(block_is(cox_pool_pointer(pool, &refs[i]), BLOCK_SIZE, refs[i].block, i));
     assert_int_equal(pool_stats(pool).used_size, BLOCK_SIZE * BLOCK_COUNT);
-    /* Freed out of order; the next allocation gets the freed block, with another generation. */
+    /* Freed out of order; the next allocation gets the freed block, with another epoch. */
     for (uint32_t i = 0; i < BLOCK_COUNT; i++) {
         const uint32_t at = (i * 37 + 11) % BLOCK_COUNT;
         assert_int_equal(cox_pool_unref(pool, &refs[at], NULL), 0);
         struct cox_block_ref again = pool_allocated(pool, 5);
         assert_int_equal(again.block, refs[at].block);
-        assert_true(again.generation != refs[at].generation);
+        assert_true(again.epoch != refs[at].epoch);
         assert_int_equal(cox_pool_unref(pool, &again, NULL), 0);
         refs[at] = pool_allocated(pool, 6);
     }
@@ -100,7 +100,7 @@ LEAK_TEST(h22_h23_a27_shared_and_freed_by_the_last_one)
     struct cox_pool *a = own_pool(&fixed), *b = own_attached(a), *c = own_attached(a);
     assert_int_equal(cox_pool_id(a), cox_pool_id(b));
     struct cox_block_ref ref = pool_allocated(a, 100);
-    block_fill(cox_pool_pointer(a, &ref), BLOCK_SIZE, ref.block, ref.generation);
+    block_fill(cox_pool_pointer(a, &ref), BLOCK_SIZE, ref.block, ref.epoch);
     assert_int_equal(cox_pool_ref(b, &ref, NULL), 0);
     assert_int_equal(cox_pool_ref(b, &ref, NULL), 0);
     assert_int_equal(cox_pool_unref(a, &ref, NULL), 0);
@@ -109,7 +109,7 @@ LEAK_TEST(h22_h23_a27_shared_and_freed_by_the_last_one)
     assert_int_equal(pool_stats(a).reference_count, 2);
     assert_int_equal(cox_pool_unref(b, &ref, NULL), 0);
     assert_int_equal(pool_stats(a).free_count, BLOCK_COUNT - 1);
-    assert_true(block_is(cox_pool_pointer(b, &ref), BLOCK_SIZE, ref.block, ref.generation));
+    assert_true(block_is(cox_pool_pointer(b, &ref), BLOCK_SIZE, ref.block, ref.epoch));
     assert_int_equal(cox_pool_ref(c, &ref, NULL), 0); /* a reference from b, which has it */
     assert_int_equal(cox_pool_unref(b, &ref, NULL), 0);
     assert_int_equal(pool_stats(a).free_count, BLOCK_COUNT - 1);
@@ -142,17 +142,17 @@ LEAK_TEST(p9_invalid_references_are_refused)
     } all[] = {
         {COX_NOT_FOUND, foreign},
         {COX_NOT_FOUND, {0}},
-        {COX_NOT_FOUND, {~ref.pool, ref.generation, 100, ref.block, 0}},
-        {COX_INVALID, {ref.pool, ref.generation, 100, BLOCK_COUNT, 0}},
-        {COX_INVALID, {ref.pool, ref.generation, 100, UINT32_MAX, 0}},
+        {COX_NOT_FOUND, {~ref.pool, ref.epoch, 100, ref.block, 0}},
+        {COX_INVALID, {ref.pool, ref.epoch, 100, BLOCK_COUNT, 0}},
+        {COX_INVALID, {ref.pool, ref.epoch, 100, UINT32_MAX, 0}},
         {COX_INVALID, {ref.pool, 0, 100, ref.block, 0}},
         {COX_INVALID, {ref.pool, UINT64_C(1) << 48, 100, ref.block, 0}},
         {COX_INVALID, {ref.pool, UINT64_MAX, 100, ref.block, 0}},
-        {COX_INVALID, {ref.pool, ref.generation, 0, ref.block, 0}},
-        {COX_INVALID, {ref.pool, ref.generation, BLOCK_SIZE + 1, ref.block, 0}},
-        {COX_INVALID, {ref.pool, ref.generation, UINT64_MAX, ref.block, 0}},
-        {COX_INVALID, {ref.pool, ref.generation, 100, ref.block, 1}},
-        {COX_STALE, {ref.pool, ref.generation + 1, 100, ref.block, 0}},
+        {COX_INVALID, {ref.pool, ref.epoch, 0, ref.block, 0}},
+        {COX_INVALID, {ref.pool, ref.epoch, BLOCK_SIZE + 1, ref.block, 0}},
+        {COX_INVALID, {ref.pool, ref.epoch, UINT64_MAX, ref.block, 0}},
+        {COX_INVALID, {ref.pool, ref.epoch, 100, ref.block, 1}},
+        {COX_STALE, {ref.pool, ref.epoch + 1, 100, ref.block, 0}},
         {COX_STALE, {ref.pool, 1, 100, ref.block + 1, 0}}, /* never allocated */
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
@@ -173,23 +173,23 @@ LEAK_TEST(p9_invalid_references_are_refused)
     assert_int_equal(cox_pool_unref(pool, &ref, NULL), 0);
     assert_int_equal(cox_pool_ref(pool, &ref, NULL), COX_STALE);
     struct cox_block_ref again = ref;
-    while (again.block != ref.block || again.generation == ref.generation)
+    while (again.block != ref.block || again.epoch == ref.epoch)
         again = pool_allocated(pool, 1);
     assert_int_equal(cox_pool_ref(pool, &ref, NULL), COX_STALE);
     assert_int_equal(cox_pool_unref(pool, &ref, NULL), COX_STALE);
     assert_int_equal(cox_pool_unref(pool, &again, NULL), 0);
 }
 
-/* Generations have 48 bits: after the last one comes 1, never 0, and references to the last one
+/* Epochs have 48 bits: after the last one comes 1, never 0, and references to the last one
  * stay stale. */
-LEAK_TEST(b24_p9_generations_go_round)
+LEAK_TEST(b24_p9_epochs_go_round)
 {
     struct cox_pool *pool = own_pool(&fixed), *other = own_attached(pool);
     for (uint32_t block = 0; block < BLOCK_COUNT; block++)
         atomic_store(&pool->blocks[block].block_word,
-                     cox_pool_word(COX_POOL_GENERATION_MAX, COX_POOL_FREE, 0));
+                     cox_pool_word(COX_POOL_EPOCH_MAX, COX_POOL_FREE, 0));
     struct cox_block_ref last = pool_allocated(pool, 1), next = {0};
-    assert_true(last.generation == COX_POOL_GENERATION_MAX);
+    assert_true(last.epoch == COX_POOL_EPOCH_MAX);
     assert_int_equal(cox_pool_ref(other, &last, NULL), 0);
     assert_int_equal(cox_pool_unref(pool, &last, NULL), 0);
     assert_int_equal(cox_pool_unref(other, &last, NULL), 0);
@@ -199,7 +199,7 @@ LEAK_TEST(b24_p9_generations_go_round)
         if (ref.block == last.block)
             next = ref;
     }
-    assert_int_equal(next.generation, 1);
+    assert_int_equal(next.epoch, 1);
     assert_int_equal(cox_pool_ref(other, &last, NULL), COX_STALE);
     assert_int_equal(cox_pool_unref(pool, &last, NULL), COX_STALE);
     assert_int_equal(cox_pool_ref(other, &next, NULL), 0);
@@ -232,7 +232,7 @@ LEAK_TEST(h21_find_by_offset_and_pointer)
     assert_ptr_equal(bytes, (uint8_t *)cox_pool_memory(pool)->address + offset);
     assert_int_equal(cox_pool_find(other, offset + 99, &found), 0);
     assert_int_equal(found.block, ref.block);
-    assert_int_equal(found.generation, ref.generation);
+    assert_int_equal(found.epoch, ref.epoch);
     assert_int_equal(found.size, BLOCK_SIZE);
     assert_int_equal(cox_pool_find_pointer(pool, bytes + BLOCK_SIZE - 1, &found), 0);
     assert_int_equal(found.block, ref.block);

@@ -679,9 +679,9 @@ TEST(a29_h4_b33_a_batch_that_fails_returns_how_far_it_came)
     assert_int_equal(count, 0);
     take_nothing(taker);
     /* Other errors are found at their message. */
-    batch[2].ref.generation++;
+    batch[2].ref.epoch++;
     assert_int_equal(cox_publisher_publish_batch(publisher, batch, 5, &count, NULL), COX_STALE);
-    batch[2].ref.generation--;
+    batch[2].ref.epoch--;
     assert_int_equal(count, 2);
     assert_int_equal(atomic_load(&queue->layout->lock.lock_owner), 0);
     assert_int_equal(cox_subscriber_take_batch(taker, messages, 9, &count, NULL), 0);
@@ -721,7 +721,7 @@ TEST(h4_publish_refuses_what_is_no_block_of_its_pool)
     wrong.block = 1000;
     assert_int_equal(cox_publisher_publish(publisher, &wrong, 1, 0, &number, NULL), COX_INVALID);
     wrong = ref;
-    wrong.generation++;
+    wrong.epoch++;
     assert_int_equal(cox_publisher_publish(publisher, &wrong, 1, 0, &number, NULL), COX_STALE);
     assert_int_equal(number, 77);
     take_nothing(taker);

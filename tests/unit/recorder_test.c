@@ -615,10 +615,11 @@ static const char *ring_path(const char *folder, uint32_t rank)
 }
 
 /* The file of one rank, with the recorder of another one, or of another group. */
-static void ring_make(const char *folder, uint32_t file, uint32_t rank, uint32_t instance)
+static void ring_make(const char *folder, uint32_t file, uint32_t rank, uint32_t group_incarnation)
 {
     int fd = -1;
-    assert_ok(cox_recorder_file_create(ring_path(folder, file), rank, instance, &fd, test_err()));
+    assert_ok(cox_recorder_file_create(ring_path(folder, file), rank, group_incarnation, &fd,
+                                       test_err()));
     close(fd);
 }
 

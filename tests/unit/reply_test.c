@@ -19,7 +19,7 @@ static struct group *group_new(uint32_t depth)
     for (uint32_t rank = 0; rank < 4; rank++) {
         struct cox_layout_rank_line *line =
             cox_state_line(&group->control, rank, COX_CHANNEL_EXECUTE);
-        atomic_store(&line->instance, group->control.instance);
+        atomic_store(&line->group_incarnation, group->control.group_incarnation);
         atomic_store(&line->incarnation, 1);
     }
     return group;
@@ -169,7 +169,7 @@ GROUP_TEST(b50_a_late_reply_is_not_taken_for_the_next_one, 2)
     must_refuse(group, 1, 5, 1, CAPACITY, COX_CORRUPT, "sequence", "expected 5");
 }
 
-GROUP_TEST(another_generation_or_group_is_corrupt, 1)
+GROUP_TEST(another_incarnation_or_group_is_corrupt, 1)
 {
     struct cox_layout_rank_line *line = cox_state_line(&group->control, 1, COX_CHANNEL_EXECUTE);
     reply_with(group, 1, 1, 10, false);
@@ -180,10 +180,10 @@ GROUP_TEST(another_generation_or_group_is_corrupt, 1)
     atomic_store(&line->incarnation, 1);
     must_hold(group, 1, 1, 10, false);
     for (int bit = 0; bit < 32; bit++) {
-        atomic_store(&line->instance, group->control.instance ^ (1u << bit));
+        atomic_store(&line->group_incarnation, group->control.group_incarnation ^ (1u << bit));
         must_refuse(group, 1, 1, 1, CAPACITY, COX_CORRUPT, "of group", "expected 1");
     }
-    atomic_store(&line->instance, group->control.instance);
+    atomic_store(&line->group_incarnation, group->control.group_incarnation);
     must_hold(group, 1, 1, 10, false);
 }
 
@@ -202,7 +202,7 @@ LEAK_TEST(replies_of_legacy_ranks_are_where_the_legacy_layout_has_them)
     for (uint32_t rank = 0; rank < 2; rank++) { /* as the legacy bridge writes them */
         struct cox_layout_rank_line *line =
             cox_state_line(&group->control, rank, COX_CHANNEL_EXECUTE);
-        cox_state_set_incarnation(line, group->control.instance, 1);
+        cox_state_set_incarnation(line, group->control.group_incarnation, 1);
         cox_state_set_tag(line, 1, 9, false);
     }
     memcpy(base + 524288, "\x03\0\0\0abc", 7); /* as a legacy rank 1 writes it */

@@ -607,7 +607,7 @@ static void serve_rank(void *context)
         memcpy(slot, request.bytes, request.size);
         slot[0] = (uint8_t)('0' + rank);
         struct cox_layout_rank_line *line = cox_state_line(&seen, rank, channel.id);
-        cox_state_set_incarnation(line, seen.instance, 1);
+        cox_state_set_incarnation(line, seen.group_incarnation, 1);
         cox_reply_commit(&channel, rank, 1, request.size, false);
         cox_state_set_done(line, 1);
         cox_channel_close(&channel);

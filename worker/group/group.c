@@ -75,7 +75,7 @@ static struct group_whole *whole_new(const struct cox_group_options *options)
     whole->base.rank = options->rank;
     whole->base.rank_count = options->rank_count;
     whole->base.value_size = options->value_size ? options->value_size : COX_GROUP_VALUE_SIZE_MIN;
-    whole->base.generation = options->generation;
+    whole->base.incarnation = options->incarnation;
     whole->base.pid = getpid();
     whole->group.spinner.budget_ns = options->spin_ns;
     whole->base.cancelled = options->cancelled;
@@ -187,7 +187,7 @@ static void part_align(struct cox_group *group, uint64_t epoch)
     /* relaxed: the thread that operates. */
     atomic_store_explicit(&group->blamed, 0, memory_order_relaxed);
     /* relaxed: until both words are stored the rank has not arrived. */
-    atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->generation, word),
+    atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->incarnation, word),
                           memory_order_relaxed);
     /* Everything this rank writes in the new epoch comes after it: the load stays behind the store,
      * as both are seq_cst, and acquire keeps later accesses behind the load. Partner is the second
@@ -282,7 +282,7 @@ static int subgroup_compare(const struct cox_group *subgroup, struct cox_error *
                 atomic_load_explicit(&part->members_hash, memory_order_relaxed) !=
                     subgroup->members_hash &&
                 !cox_group_has_left(
-                    base, subgroup->ranks[place])) /* also if it is in another generation */
+                    base, subgroup->ranks[place])) /* also if it is in another incarnation */
                 return cox_fail(err, COX_TAKEN,
                                 "rank %d has formed subgroup '%s' with other members",
                                 subgroup->ranks[place], subgroup->name);
@@ -296,7 +296,7 @@ static void subgroup_say(struct cox_group *subgroup)
     struct cox_group_layout_part *part = cox_group_own_part(subgroup);
     uint64_t word = cox_group_arrived(cox_group_present(subgroup->base), 0);
     /* relaxed, all: before the release below; partners are its acquire loads. */
-    atomic_store_explicit(&part->mirror, cox_group_mirror(subgroup->base->generation, word),
+    atomic_store_explicit(&part->mirror, cox_group_mirror(subgroup->base->incarnation, word),
                           memory_order_relaxed);
     atomic_store_explicit(&part->arrived, word, memory_order_relaxed);
     atomic_store_explicit(&part->members_hash, subgroup->members_hash, memory_order_relaxed);

@@ -13,8 +13,8 @@
  *
  * A file that can be locked may belong to an earlier group: its name is removed, or about to be
  * since all ranks have joined, or some ranks have failed and the others are about to notice. Or it
- * is of another generation, which its creator writes into it before it has the name, so that a
- * process never becomes a rank of a wrong generation. In these cases the joining process polls,
+ * is of another incarnation, which its creator writes into it before it has the name, so that a
+ * process never becomes a rank of a wrong incarnation. In these cases the joining process polls,
  * each millisecond, until the name is free or means another file.
  */
 #include "channel/base/base_internal.h"
@@ -96,7 +96,7 @@ static int name_fill(const struct cox_group_base *base, struct cox_group_name *n
     if (r)
         return r;
     const struct cox_group_layout_wakeup wakeup = {.made = {.magic = COX_GROUP_MAGIC,
-                                                            .generation = base->generation,
+                                                            .incarnation = base->incarnation,
                                                             .rank_count = base->rank_count,
                                                             .value_size = base->value_size,
                                                             .rank = base->rank}};
@@ -206,7 +206,7 @@ static void identity_say(struct cox_group_base *base, enum cox_group_state state
     struct cox_group_layout_identity *identity = identity_of(base, base->rank);
     /* relaxed, all: before the release below; dead, of one number: see say_dead. */
     uint32_t dead = atomic_load_explicit(&base->dead, memory_order_relaxed);
-    atomic_store_explicit(&identity->generation, base->generation, memory_order_relaxed);
+    atomic_store_explicit(&identity->incarnation, base->incarnation, memory_order_relaxed);
     atomic_store_explicit(&identity->said_count, base->rank_count, memory_order_relaxed);
     atomic_store_explicit(&identity->said_size, base->value_size, memory_order_relaxed);
     atomic_store_explicit(&identity->said_dead, dead ? cox_group_said_dead(dead - 1) : 0,
@@ -234,14 +234,14 @@ static bool holder_is_dead(uint64_t holder)
 }
 
 static int fail_mismatch(const struct cox_group_base *base, uint32_t rank, uint32_t rank_count,
-                         uint32_t value_size, uint64_t generation, struct cox_error *err)
+                         uint32_t value_size, uint64_t incarnation, struct cox_error *err)
 {
     return cox_fail(err, COX_INVALID,
                     "rank %" PRIu32 " has %" PRIu32 " ranks, values of %" PRIu32
-                    " bytes, generation %" PRIu64 "; this one, rank %" PRIu32 ": %" PRIu32
+                    " bytes, incarnation %" PRIu64 "; this one, rank %" PRIu32 ": %" PRIu32
                     ", %" PRIu32 ", %" PRIu64 ": give all ranks the same",
-                    rank, rank_count, value_size, generation, base->rank, base->rank_count,
-                    base->value_size, base->generation);
+                    rank, rank_count, value_size, incarnation, base->rank, base->rank_count,
+                    base->value_size, base->incarnation);
 }
 
 /* Returns true if that rank was given the same parameters as this one. */
@@ -251,7 +251,7 @@ static bool identity_agrees(const struct cox_group_base *base, uint32_t rank)
     /* relaxed, all: behind the acquire of cox_group_holder_of. */
     return atomic_load_explicit(&identity->said_count, memory_order_relaxed) == base->rank_count &&
            atomic_load_explicit(&identity->said_size, memory_order_relaxed) == base->value_size &&
-           atomic_load_explicit(&identity->generation, memory_order_relaxed) == base->generation;
+           atomic_load_explicit(&identity->incarnation, memory_order_relaxed) == base->incarnation;
 }
 
 /* Returns true if this is a group under a name that is about to be gone. For a rank with other
@@ -296,7 +296,7 @@ static int identity_verify(const struct cox_group_base *base, uint32_t rank, str
 {
     if (identity_agrees(base, rank))
         return 0;
-    /* Unless it has moved on to another generation, its parameters are everyone's. */
+    /* Unless it has moved on to another incarnation, its parameters are everyone's. */
     if (base->memory)
         return cox_group_holder_of(base, rank)
                    ? cox_fail(err, COX_CORRUPT,
@@ -308,7 +308,7 @@ static int identity_verify(const struct cox_group_base *base, uint32_t rank, str
     return fail_mismatch(base, rank,
                          atomic_load_explicit(&identity->said_count, memory_order_relaxed),
                          atomic_load_explicit(&identity->said_size, memory_order_relaxed),
-                         atomic_load_explicit(&identity->generation, memory_order_relaxed), err);
+                         atomic_load_explicit(&identity->incarnation, memory_order_relaxed), err);
 }
 
 /* ---- the memory ---- */
@@ -328,7 +328,7 @@ static int parameters_differ(struct cox_group_base *base, const struct cox_group
         cox_fault_point(COX_FAULT_GROUP_CLAIMED);
         cox_group_say(base, COX_GROUP_FAILED);
     }
-    return fail_mismatch(base, made->rank, made->rank_count, made->value_size, made->generation,
+    return fail_mismatch(base, made->rank, made->rank_count, made->value_size, made->incarnation,
                          err);
 }
 
@@ -432,9 +432,9 @@ static int memory_enter(struct cox_group_base *base, const struct cox_group_name
     int r = memory_read_made(base, name, &made, err);
     if (r)
         return r;
-    if (made.generation != base->generation || group_is_over(base, &made))
+    if (made.incarnation != base->incarnation || group_is_over(base, &made))
         return cox_fail(err, COX_BUSY,
-                        "another group, or another generation of it, is not gone yet");
+                        "another group, or another incarnation of it, is not gone yet");
     if (made.rank_count != base->rank_count || made.value_size != base->value_size)
         return parameters_differ(base, &made, err);
     r = identity_claim(base, err);
@@ -599,7 +599,7 @@ static int meeting_deaths(struct cox_group_base *base, struct cox_error *err)
     return 0;
 }
 
-/* A process that dies in a sealed group before it enters this generation has left no identity. */
+/* A process that dies in a sealed group before it enters this incarnation has left no identity. */
 static int missing_deaths(struct cox_group_base *base, const struct meeting *meeting,
                           struct cox_error *err)
 {

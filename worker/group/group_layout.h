@@ -21,8 +21,8 @@
  * that of the group first, are in the wake memory (channel/shm/layout.h), which all ranks can
  * write, because several processes must block on one futex. At worst such a write makes a wait 50
  * ms longer, or causes useless wakeups, which cost processor time. A rank has the same memory in
- * every generation of the group, and zeroes its words before it joins the next one (group_round.c
- * says why a word of one generation is never taken for one of another). Memory of another rank is
+ * every incarnation of the group, and zeroes its words before it joins the next one (group_round.c
+ * says why a word of one incarnation is never taken for one of another). Memory of another rank is
  * read once, and checked. Invalid content is that rank's fault; so is its report about a third rank
  * that this rank does not see itself.
  *
@@ -49,7 +49,7 @@
 struct cox_group_layout_made {
     /* distinguishes a leftover from another program's file */
     uint64_t magic;
-    uint64_t generation;
+    uint64_t incarnation;
     uint32_t rank_count;
     uint32_t value_size;
     /* the rank that made it */
@@ -63,7 +63,7 @@ struct cox_group_layout_wakeup {
     _Atomic uint32_t word;
     /* wakes for other reasons than that all have arrived */
     _Atomic uint32_t news;
-    /* {generation:8, epoch:24, index:24, how many have arrived:8} */
+    /* {incarnation:8, epoch:24, index:24, how many have arrived:8} */
     _Atomic uint64_t counted;
     /* of the group only, and only under a name */
     struct cox_group_layout_made made;
@@ -94,7 +94,7 @@ enum cox_group_state {
 struct cox_group_layout_identity {
     /* {state:8, pid:24, start:32}; JOINED: release, after the fields */
     _Atomic uint64_t holder;
-    _Atomic uint64_t generation;
+    _Atomic uint64_t incarnation;
     /* rank_count as given to this rank */
     _Atomic uint32_t said_count;
     /* value_size */
@@ -109,7 +109,7 @@ struct cox_group_layout_identity {
 struct cox_group_layout_part {
     /* {epoch:40, index:24}; release, after value, `what` and mirror */
     _Atomic uint64_t arrived;
-    /* cox_group_mirror of it: neither a flipped bit nor another generation's value counts as an
+    /* cox_group_mirror of it: neither a flipped bit nor another incarnation's value counts as an
      * arrival */
     _Atomic uint64_t mirror;
     /* cox_group_aborted of the epoch that is over for this rank */
@@ -144,13 +144,13 @@ COX_GROUP_AT(cox_group_layout_wakeup, news, 4);
 COX_GROUP_AT(cox_group_layout_wakeup, counted, 8);
 COX_GROUP_AT(cox_group_layout_wakeup, made, 16);
 COX_GROUP_AT(cox_group_layout_made, magic, 0);
-COX_GROUP_AT(cox_group_layout_made, generation, 8);
+COX_GROUP_AT(cox_group_layout_made, incarnation, 8);
 COX_GROUP_AT(cox_group_layout_made, rank_count, 16);
 COX_GROUP_AT(cox_group_layout_made, value_size, 20);
 COX_GROUP_AT(cox_group_layout_made, rank, 24);
 _Static_assert(sizeof(struct cox_group_layout_wakeup) == COX_GROUP_LINE_SIZE, "wakeup line size");
 COX_GROUP_AT(cox_group_layout_identity, holder, 0);
-COX_GROUP_AT(cox_group_layout_identity, generation, 8);
+COX_GROUP_AT(cox_group_layout_identity, incarnation, 8);
 COX_GROUP_AT(cox_group_layout_identity, said_count, 16);
 COX_GROUP_AT(cox_group_layout_identity, said_size, 20);
 COX_GROUP_AT(cox_group_layout_identity, said_dead, 24);
@@ -182,10 +182,10 @@ static inline uint64_t cox_group_arrived(uint64_t epoch, uint32_t index)
     return epoch << COX_GROUP_INDEX_BITS | (index & COX_GROUP_INDEX_MASK);
 }
 
-/* Different in each generation. */
-static inline uint64_t cox_group_mirror(uint64_t generation, uint64_t arrived)
+/* Different in each incarnation. */
+static inline uint64_t cox_group_mirror(uint64_t incarnation, uint64_t arrived)
 {
-    return ~arrived ^ generation * UINT64_C(0x9e3779b97f4a7c15);
+    return ~arrived ^ incarnation * UINT64_C(0x9e3779b97f4a7c15);
 }
 
 /* The low bits are chosen so that no flipped bit of zero, or of another epoch's word, gives this

@@ -30,7 +30,7 @@ struct cox_group_memory {
     /* the group that writes; NULL: none */
     const struct cox_group_base *holder;
     /* of the last group that wrote; 0: none */
-    uint64_t generation;
+    uint64_t incarnation;
     struct other others[COX_RANK_COUNT_MAX];
 };
 
@@ -137,11 +137,11 @@ static int take_check(const struct cox_group_memory *memory, const struct cox_gr
 {
     if (memory->holder)
         return cox_fail(err, COX_STATE, "the group of before is to be left first");
-    if (base->generation <= memory->generation)
+    if (base->incarnation <= memory->incarnation)
         return cox_fail(err, COX_TAKEN,
-                        "rank %" PRIu32 " was in generation %" PRIu64
-                        " of the group already: generation %" PRIu64 " cannot begin",
-                        memory->rank, memory->generation, base->generation);
+                        "rank %" PRIu32 " was in incarnation %" PRIu64
+                        " of the group already: incarnation %" PRIu64 " cannot begin",
+                        memory->rank, memory->incarnation, base->incarnation);
     if (base->rank != memory->rank || base->rank_count != memory->rank_count)
         return cox_fail(err, COX_INVALID,
                         "rank %" PRIu32 " of %" PRIu32 " in the memory of rank %" PRIu32
@@ -156,12 +156,12 @@ static int take_check(const struct cox_group_memory *memory, const struct cox_gr
     return 0;
 }
 
-/* From here on this rank is in no generation for the others, before the first of its words changes.
- */
+/* From here on this rank is in no incarnation for the others, before the first of its words
+ * changes. */
 static void words_reset(struct cox_group_base *base)
 {
     struct cox_group_layout_rank *own = base->ranks[base->rank];
-    /* Everything this rank writes in the new generation, values too, comes after it: as in
+    /* Everything this rank writes in the new incarnation, values too, comes after it: as in
      * part_align of group.c. Partner is the second check in epoch_verify. */
     atomic_store_explicit(&own->identity.holder,
                           cox_group_holder(COX_GROUP_CLAIMED, base->pid, base->start),
@@ -208,7 +208,7 @@ int cox_group_memory_take(const struct cox_group_sealed *sealed, struct cox_grou
     atomic_fetch_add_explicit(&memory->users, 1, memory_order_relaxed);
     base->memory = memory;
     memory->holder = base;
-    memory->generation = base->generation;
+    memory->incarnation = base->incarnation;
     words_reset(base);
     return 0;
 }

@@ -3,9 +3,9 @@
  * values, which no other process can write, the hints, and the words and values of the other ranks,
  * read-only. Private to the library.
  *
- * It outlives the groups that a rank forms one after the other, each in another generation, and the
- * worker: each user has a reference. Another rank's memory is opened once, and again when that rank
- * is another process.
+ * It outlives the groups that a rank forms one after the other, each in another incarnation, and
+ * the worker: each user has a reference. Another rank's memory is opened once, and again when that
+ * rank is another process.
  *
  * Threads: join and leave of a group on one thread; ref and unref on any.
  * Ownership: new takes the regions; results are lent.
@@ -46,8 +46,8 @@ struct cox_group_memory *cox_group_memory_new(
 struct cox_group_memory *cox_group_memory_unref(struct cox_group_memory *memory); /* NULL-safe */
 
 /* Fills in memory, ranks, values, wakeup and wakeups of base, with a reference, and sets the words
- * of this rank to zero, for the generation of base. Returns 0; COX_STATE: the group of before is to
- * be left first; COX_TAKEN: this process was in that generation, or in a later one, already;
+ * of this rank to zero, for the incarnation of base. Returns 0; COX_STATE: the group of before is
+ * to be left first; COX_TAKEN: this process was in that incarnation, or in a later one, already;
  * COX_INVALID: the options do not fit this memory; COX_DENIED, COX_CORRUPT: a rank's memory is not
  * as it should be, err says whose; what cox_handle_open returns. */
 int cox_group_memory_take(const struct cox_group_sealed *sealed, struct cox_group_base *base,

@@ -20,7 +20,7 @@
 
 /* A message is a sequence of entries of 64-bit words, little-endian:
  *   {kind:8, rank:8, slot:8, value bytes:32}
- *   identity: holder state, generation, {said_count:32, said_size:32}, said_dead
+ *   identity: holder state, incarnation, {said_count:32, said_size:32}, said_dead
  *   part: arrived, aborted, what[0], what[1], name_hash, members_hash, because, and the value,
  *   padded value: index, and the value, padded: of the round before the part that follows, which
  *   was not copied
@@ -92,7 +92,7 @@ static int mirror_map(struct cox_group_mirror *mirror, struct cox_error *err)
     return 0;
 }
 
-/* As a rank does before it joins a generation (words_reset of group_memory.c), for a rank of
+/* As a rank does before it joins an incarnation (words_reset of group_memory.c), for a rank of
  * another machine. */
 static void rank_reset(struct cox_group_layout_rank *rank)
 {
@@ -119,7 +119,7 @@ static bool is_here(const struct cox_group_mirror *mirror, uint32_t rank)
            rank - mirror->options.rank_first < mirror->options.rank_here;
 }
 
-/* An object for each rank, which stays over generations. */
+/* An object for each rank, which stays over incarnations. */
 static void mirror_place(struct cox_group_mirror *mirror)
 {
     const struct cox_group_mirror_options *options = &mirror->options;
@@ -210,11 +210,12 @@ size_t cox_group_mirror_size_max(const struct cox_group_mirror *mirror)
 
 /* ---- collect ---- */
 
-/* False: what the rank's memory says is of the generation before (the sealed form). */
+/* False: what the rank's memory says is of the incarnation before (the sealed form). */
 static bool rank_is_in(const struct cox_group_mirror *mirror, uint32_t rank)
 {
-    return atomic_load_explicit(&mirror->ranks[rank]->identity.generation, memory_order_relaxed) ==
-           mirror->options.generation;
+    const struct cox_group_layout_identity *identity = &mirror->ranks[rank]->identity;
+    return atomic_load_explicit(&identity->incarnation, memory_order_relaxed) ==
+           mirror->options.incarnation;
 }
 
 static void collect_identity(struct cox_group_mirror *mirror, uint32_t rank, uint64_t holder,
@@ -229,7 +230,7 @@ static void collect_identity(struct cox_group_mirror *mirror, uint32_t rank, uin
     mirror->seen[rank].said_dead = said_dead;
     put(at, (uint64_t)ENTRY_IDENTITY | (uint64_t)rank << 8);
     put(at, (uint64_t)cox_group_holder_state(holder));
-    put(at, atomic_load_explicit(&identity->generation, memory_order_relaxed));
+    put(at, atomic_load_explicit(&identity->incarnation, memory_order_relaxed));
     put(at, (uint64_t)atomic_load_explicit(&identity->said_count, memory_order_relaxed) << 32 |
                 atomic_load_explicit(&identity->said_size, memory_order_relaxed));
     put(at, said_dead);
@@ -250,7 +251,7 @@ static void collect_part(struct cox_group_mirror *mirror, uint32_t rank, uint32_
         return;
     /* Stored twice: a flipped bit is no arrival. The rank stores it again. */
     if (now.arrived && atomic_load_explicit(&part->mirror, memory_order_relaxed) !=
-                           cox_group_mirror(mirror->options.generation, now.arrived))
+                           cox_group_mirror(mirror->options.incarnation, now.arrived))
         return;
     const uint32_t index = (uint32_t)now.arrived & COX_GROUP_INDEX_MASK;
     const uint64_t what = atomic_load_explicit(&part->what[index & 1], memory_order_relaxed);
@@ -373,7 +374,7 @@ static void apply_identity(struct cox_group_mirror *mirror, uint32_t rank, const
 {
     struct cox_group_layout_identity *identity = &mirror->ranks[rank]->identity;
     const uint64_t said = get(words, 2);
-    atomic_store_explicit(&identity->generation, get(words, 1), memory_order_relaxed);
+    atomic_store_explicit(&identity->incarnation, get(words, 1), memory_order_relaxed);
     atomic_store_explicit(&identity->said_count, (uint32_t)(said >> 32), memory_order_relaxed);
     atomic_store_explicit(&identity->said_size, (uint32_t)said, memory_order_relaxed);
     atomic_store_explicit(&identity->said_dead, (uint32_t)get(words, 3), memory_order_relaxed);
@@ -394,7 +395,7 @@ static bool apply_epoch(const struct cox_group_mirror *mirror, struct cox_group_
     if (arrived >> COX_GROUP_INDEX_BITS == before >> COX_GROUP_INDEX_BITS)
         return false;
     const uint64_t first = cox_group_arrived(arrived >> COX_GROUP_INDEX_BITS, 0);
-    atomic_store_explicit(&part->mirror, cox_group_mirror(mirror->options.generation, first),
+    atomic_store_explicit(&part->mirror, cox_group_mirror(mirror->options.incarnation, first),
                           memory_order_relaxed);
     atomic_store_explicit(&part->arrived, first, memory_order_seq_cst);
     (void)atomic_load_explicit(&part->arrived, memory_order_seq_cst);
@@ -405,7 +406,7 @@ static void apply_part(struct cox_group_mirror *mirror, uint32_t rank, uint32_t 
                        const uint8_t *words, const uint8_t *value, uint32_t size)
 {
     struct cox_group_layout_part *part = &mirror->ranks[rank]->parts[slot];
-    const uint64_t generation = mirror->options.generation;
+    const uint64_t incarnation = mirror->options.incarnation;
     const uint64_t arrived = get(words, 0), aborted = get(words, 1), name_hash = get(words, 4);
     const bool gone = aborted != atomic_load_explicit(&part->aborted, memory_order_relaxed);
     const bool formed = name_hash != atomic_load_explicit(&part->name_hash, memory_order_relaxed);
@@ -416,7 +417,7 @@ static void apply_part(struct cox_group_mirror *mirror, uint32_t rank, uint32_t 
     atomic_store_explicit(&part->name_hash, name_hash, memory_order_release);
     atomic_store_explicit(&part->what[0], get(words, 2), memory_order_relaxed);
     atomic_store_explicit(&part->what[1], get(words, 3), memory_order_relaxed);
-    atomic_store_explicit(&part->mirror, cox_group_mirror(generation, arrived),
+    atomic_store_explicit(&part->mirror, cox_group_mirror(incarnation, arrived),
                           memory_order_relaxed);
     /* release: as part_arrive. */
     atomic_store_explicit(&part->arrived, arrived, memory_order_release);

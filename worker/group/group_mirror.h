@@ -16,7 +16,7 @@
  * are not exchanged between machines: a handle of another machine is refused when it is opened.
  *
  * The caller carries messages to the other machines, in order, of each sender; and drops those of
- * other generations.
+ * other incarnations.
  *
  * Threads: collect and wait on one thread; apply on any, one at a time; both at once.
  * Ownership: the mirror maps the memory; the fd stays the caller's.
@@ -44,7 +44,7 @@ struct cox_group_mirror_options {
     void *wakeups;
     uint32_t rank_count;
     uint32_t value_size;
-    uint64_t generation;
+    uint64_t incarnation;
     /* the ranks of this machine */
     uint32_t rank_first, rank_here;
 };

@@ -22,15 +22,15 @@ uint64_t cox_group_holder_of(const struct cox_group_base *base, uint32_t rank)
     uint64_t holder = atomic_load_explicit(&identity->holder, memory_order_acquire), again;
     if (!base->memory)
         return holder;
-    /* A rank uses the same words in one generation after the other. It stores that in `holder`
-     * before it changes the generation. So the two belong together if `holder` is the same before
-     * and after: acquire keeps the second load behind that of the generation. A rank that changes
-     * it all the time is in no generation. */
+    /* A rank uses the same words in one incarnation after the other. It stores that in `holder`
+     * before it changes the incarnation. So the two belong together if `holder` is the same before
+     * and after: acquire keeps the second load behind that of the incarnation. A rank that changes
+     * it all the time is in no incarnation. */
     for (int tries = 0; tries < 8; tries++, holder = again) {
-        uint64_t generation = atomic_load_explicit(&identity->generation, memory_order_acquire);
+        uint64_t incarnation = atomic_load_explicit(&identity->incarnation, memory_order_acquire);
         again = atomic_load_explicit(&identity->holder, memory_order_acquire);
         if (again == holder)
-            return generation == base->generation ? holder : 0;
+            return incarnation == base->incarnation ? holder : 0;
     }
     return 0;
 }

@@ -61,7 +61,7 @@ struct cox_group_base {
     uint32_t rank;
     uint32_t rank_count;
     uint32_t value_size;
-    uint64_t generation;
+    uint64_t incarnation;
     /* start time of this process */
     uint64_t start;
     /* of the process that joined; a forked child has another one */
@@ -165,7 +165,8 @@ int cox_group_peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t hol
 bool cox_group_peer_known(const struct cox_group_base *base, uint32_t rank);
 /* Returns false if the process of `rank` is dead, or was never seen alive. */
 bool cox_group_peer_alive(const struct cox_group_base *base, uint32_t rank);
-/* Returns {state, pid, start} of the rank; 0: the rank is not, or no longer, in this generation. */
+/* Returns {state, pid, start} of the rank; 0: the rank is not, or no longer, in this incarnation.
+ */
 uint64_t cox_group_holder_of(const struct cox_group_base *base, uint32_t rank);
 /* Returns true if the process that the init names as this rank is dead and reaped. Returns false if
  * the init names none, or if this process is in another pid namespace than the coordinator. */

@@ -19,17 +19,17 @@
  * is monotone, so A cannot arrive at e + 1 before it has left e. If C never aligns, B ends at its
  * deadline and aborts e + 1.
  *
- * Why generations do not mix although a rank has the same words in each (the sealed form). Let B
- * join generation L + 1 while A still waits or reads in L. Before B changes any other word it
- * stores in `holder` that it is in no generation, and inverts the mirror of each part, so that the
+ * Why incarnations do not mix although a rank has the same words in each (the sealed form). Let B
+ * join incarnation L + 1 while A still waits or reads in L. Before B changes any other word it
+ * stores in `holder` that it is in no incarnation, and inverts the mirror of each part, so that the
  * word beside it is no arrival. Then it sets its words to zero, stores L + 1, and arrives there
  * with mirrors of L + 1. So A sees of B either an earlier arrival of L, or none. If A had seen B
  * arrive in L and copies its value while B writes a new one in L + 1, A's second check finds a
  * mirror that is not of L: the inverted mirror is ordered before the new value, as the word of an
  * align is. B in L + 1 waits for A before its first round can complete, since each rank must have
- * stored L + 1 first. Once `holder` and the generation beside it show that B has moved on, which
+ * stored L + 1 first. Once `holder` and the incarnation beside it show that B has moved on, which
  * are changed first, A ignores the state of B's subgroups, its round, and what B has aborted: that
- * generation is over for A as well. Nor does what B left in L count in L + 1: B had set it to zero
+ * incarnation is over for A as well. Nor does what B left in L count in L + 1: B had set it to zero
  * before it stored that it is there. The death of a rank plays no part in this: its successor has
  * other memory.
  *
@@ -168,11 +168,11 @@ static bool count_is_later(uint64_t seen, uint64_t tag)
 /* Counts an arrival. Returns true if the caller must wake the others: all are counted, this rank as
  * the last; or others are counted in a later round already, having seen this rank arrive before it
  * was counted. Then their count stays, and waiters of this round, which is complete, are woken. */
-static bool wakeup_count(struct cox_group_layout_wakeup *wakeup, uint64_t generation, uint64_t word,
-                         uint32_t count)
+static bool wakeup_count(struct cox_group_layout_wakeup *wakeup, uint64_t incarnation,
+                         uint64_t word, uint32_t count)
 {
-    /* The upper bits of generation and epoch do not matter for a hint. */
-    uint64_t tag = generation << 56 | (word << 8 & (UINT64_MAX >> 8));
+    /* The upper bits of incarnation and epoch do not matter for a hint. */
+    uint64_t tag = incarnation << 56 | (word << 8 & (UINT64_MAX >> 8));
     /* relaxed: the exchange below decides. */
     uint64_t seen = atomic_load_explicit(&wakeup->counted, memory_order_relaxed), next;
     do {
@@ -204,7 +204,7 @@ static void part_arrive(struct cox_group *group, enum cox_group_operation operat
     uint64_t word = own_word(group);
     /* relaxed, both: ordered by the release below. */
     atomic_store_explicit(&part->what[group->index & 1], group->said_what, memory_order_relaxed);
-    atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->generation, word),
+    atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->incarnation, word),
                           memory_order_relaxed);
     /* release: what this rank wrote before, here and anywhere; partner is the acquire in
      * member_read. */
@@ -246,7 +246,7 @@ void cox_group_say_again(struct cox_group *group)
     atomic_store_explicit(&part->members_hash, group->members_hash, memory_order_relaxed);
     atomic_store_explicit(&part->name_hash, group->name_hash, memory_order_relaxed);
     atomic_store_explicit(&part->what[group->index & 1], group->said_what, memory_order_relaxed);
-    atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->generation, word),
+    atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->incarnation, word),
                           memory_order_relaxed);
     atomic_store_explicit(&part->arrived, word, memory_order_release);
     part_say_gone(group);
@@ -333,14 +333,14 @@ static enum member_state member_read(struct cox_group *group, uint32_t place)
         &group->base->ranks[group->ranks[place]]->parts[slot];
     /* acquire: partner is the release in part_arrive. */
     uint64_t word = atomic_load_explicit(&part->arrived, memory_order_acquire);
-    const uint64_t generation = group->base->generation;
+    const uint64_t incarnation = group->base->incarnation;
     uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_relaxed);
     enum member_state state = word_read(group, word);
     /* It may have been here, and be about to arrive at the next round. Any other value is about to
      * change, or was overwritten. */
     uint64_t next = cox_group_arrived(word >> COX_GROUP_INDEX_BITS, (uint32_t)word + 1);
-    return mirror == cox_group_mirror(generation, word) ||
-                   (mirror == cox_group_mirror(generation, next) && state == MEMBER_HERE)
+    return mirror == cox_group_mirror(incarnation, word) ||
+                   (mirror == cox_group_mirror(incarnation, next) && state == MEMBER_HERE)
                ? state
                : MEMBER_MISSING;
 }
@@ -357,7 +357,7 @@ bool cox_group_went_on(struct cox_group *group, uint32_t place)
     /* acquire: as in member_read. */
     return atomic_load_explicit(&part->arrived, memory_order_acquire) == next &&
            atomic_load_explicit(&part->mirror, memory_order_relaxed) ==
-               cox_group_mirror(group->base->generation, next);
+               cox_group_mirror(group->base->incarnation, next);
 }
 
 /* Returns true if a member is missing. */
@@ -557,7 +557,7 @@ static int words_trouble(struct cox_group *group, struct cox_error *err)
         enum member_state state = member_read(group, place);
         if (state == MEMBER_MISSING || state == MEMBER_HERE)
             continue;
-        /* The words of a rank that is in another generation by now, which it stores first, mean
+        /* The words of a rank that is in another incarnation by now, which it stores first, mean
          * nothing here. */
         if (base->memory && cox_group_has_left(base, rank))
             continue;
@@ -688,7 +688,7 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
         uint32_t seen = cox_group_listen(awaited);
         if (!counted && wakeup) {
             counted = true;
-            if (wakeup_count(wakeup, group->base->generation, word, group->count))
+            if (wakeup_count(wakeup, group->base->incarnation, word, group->count))
                 wakeup_post(wakeup);
             else
                 early = true;
@@ -767,13 +767,13 @@ static int epoch_verify(struct cox_group *group, struct cox_error *err)
         /* Partner is part_align. */
         uint64_t word = atomic_load_explicit(&part->arrived, memory_order_seq_cst);
         bool stayed = word >> COX_GROUP_INDEX_BITS == present;
-        /* In another generation a word may have the same value, but not with this mirror. Partner
+        /* In another incarnation a word may have the same value, but not with this mirror. Partner
          * is words_reset. */
         if (stayed && group->base->memory && place != group->self) {
-            const uint64_t generation = group->base->generation;
+            const uint64_t incarnation = group->base->incarnation;
             uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_seq_cst);
-            stayed = mirror == cox_group_mirror(generation, word) ||
-                     mirror == cox_group_mirror(generation,
+            stayed = mirror == cox_group_mirror(incarnation, word) ||
+                     mirror == cox_group_mirror(incarnation,
                                                 cox_group_arrived(present, (uint32_t)word + 1));
         }
         if (!stayed) {

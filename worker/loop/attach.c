@@ -306,7 +306,8 @@ int cox_worker_attach_channels(struct cox_worker *worker, const struct cox_worke
                                 cox_state_channel(&worker->control, (enum cox_channel_id)c),
                                 worker->notify_fd);
         thread->line = cox_state_line(&worker->control, options->rank, (enum cox_channel_id)c);
-        cox_state_set_incarnation(thread->line, worker->control.instance, options->incarnation);
+        cox_state_set_incarnation(thread->line, worker->control.group_incarnation,
+                                  options->incarnation);
         r = worker_attach_line(thread, err);
         if (r)
             return r;
@@ -325,7 +326,7 @@ int cox_worker_attach_channels(struct cox_worker *worker, const struct cox_worke
 /* From here on the coordinator relies on this rank. */
 void cox_worker_announce(struct cox_worker *worker)
 {
-    cox_state_announce_identity(cox_worker_identity(worker), worker->control.instance,
+    cox_state_announce_identity(cox_worker_identity(worker), worker->control.group_incarnation,
                                 worker->options.incarnation);
     if (cox_worker_limits(worker)->rank_words)
         cox_gate_post(&worker->threads[COX_CHANNEL_EXECUTE].channel.gate, worker->options.rank,

@@ -29,7 +29,8 @@ COX_HOT static inline void lending_begin(struct cox_channel_thread *thread, uint
 {
     const struct cox_worker *worker = thread->worker;
     /* Again for every request: a reply of another incarnation is refused. */
-    cox_state_set_incarnation(thread->line, worker->control.instance, worker->options.incarnation);
+    cox_state_set_incarnation(thread->line, worker->control.group_incarnation,
+                              worker->options.incarnation);
     cox_channel_thread_set_taken(thread, sequence);
 }
 

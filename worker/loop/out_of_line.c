@@ -35,7 +35,7 @@ static struct cox_large_payload_origin worker_coordinator(const struct cox_worke
 }
 
 int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t sequence,
-                                  const struct Coxswain__BulkRef *message,
+                                  const struct Coxswain__LargePayloadRef *message,
                                   const uint8_t **ret_bytes, size_t *ret_size)
 {
     const struct cox_large_payload_origin peer = worker_coordinator(thread->worker);

@@ -109,10 +109,10 @@ void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t s
                                    uint32_t type, uint64_t size)
 {
     struct cox_large_payload_ref ref = cox_channel_thread_refer_block(thread, sequence, size);
-    Coxswain__BulkRef reference;
+    Coxswain__LargePayloadRef reference;
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     cox_large_payload_ref_fill(&reference, &ref);
-    response.bulk = &reference;
+    response.large_payload = &reference;
     response_head(thread, type, &response);
     size_t capacity, length;
     uint8_t *slot = cox_channel_thread_slot(thread, sequence, false, &capacity);
@@ -152,14 +152,14 @@ void cox_channel_thread_send_failure(struct cox_channel_thread *thread, uint64_t
     size_t length = 0;
     response_head(thread, type, response);
     if (!cox_worker_limits(thread->worker)->coordinator_words)
-        cox_legacy_failure_fill(&(struct cox_legacy_failure){.channel = thread->channel.id,
-                                                             .type = type,
-                                                             .device =
-                                                                 thread->worker->options.device,
-                                                             .message = thread->message,
-                                                             .arena = &thread->arena,
-                                                             .error = &thread->error},
-                                response, &legacy_reply);
+        cox_legacy_failure_fill(
+            &(struct cox_legacy_failure){.channel = thread->channel.id,
+                                         .type = type,
+                                         .device = thread->worker->options.device,
+                                         .message = thread->message,
+                                         .arena = &thread->arena,
+                                         .error = &thread->error},
+            response, &legacy_reply);
     int r = cox_wire_response_pack(response, slot, capacity, &length);
     if (r == COX_TOO_LARGE && response->has_error_detail) {
         response->has_error_detail = 0;

@@ -496,10 +496,10 @@ COX_HOT static int thread_unpack(struct cox_channel_thread *thread)
     int r = thread_copy(thread, request);
     if (r == 0)
         r = thread_parse(thread, thread->copy, request->size, &message);
-    served->in_block = r == 0 && message->bulk && cox_channel_thread_has_blocks(thread);
+    served->in_block = r == 0 && message->large_payload && cox_channel_thread_has_blocks(thread);
     if (served->in_block)
-        r = cox_channel_thread_open_block(thread, request->sequence, message->bulk, &request->bytes,
-                                          &request->size);
+        r = cox_channel_thread_open_block(thread, request->sequence, message->large_payload,
+                                          &request->bytes, &request->size);
     if (request->type == COX_TYPE_OPAQUE_BLOCK)
         return r || served->in_block
                    ? r

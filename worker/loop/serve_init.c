@@ -54,18 +54,18 @@ static void sealed_read(struct cox_served_init *init, const struct cox_worker *w
 
 /* Where the ranks form their rank group. */
 static void group_fill(struct cox_served_init *init, const struct cox_worker *worker,
-                       uint64_t generation)
+                       uint64_t incarnation)
 {
     const struct cox_geometry *geometry = &worker->control.geometry;
     init->group = (struct cox_group_options){
         .size = sizeof init->group,
         .sealed = worker->group_memory ? &init->sealed : NULL,
         .fd = worker->group_fd,
-        .fd_offset = cox_geometry_group_offset(geometry, generation),
+        .fd_offset = cox_geometry_group_offset(geometry, incarnation),
         .rank = worker->options.rank,
         .rank_count = worker->options.rank_count,
         .value_size = geometry->mirrored ? cox_geometry_group_value_size(geometry) : 0,
-        .generation = generation,
+        .incarnation = incarnation,
         .spin_ns = geometry->spin_ns,
         .recorder = worker->recorder,
         .mirrored = geometry->mirrored,
@@ -91,7 +91,7 @@ static int init_fill_request(struct cox_served_init *init, const struct cox_work
         request->control_socket = init->control_socket;
     if (worker->group_memory)
         sealed_read(init, worker, message);
-    group_fill(init, worker, message->group_generation);
+    group_fill(init, worker, message->rank_group_incarnation);
     request->group = &init->group;
     int r = cox_weights_candidate_read(message, &init->weights, err);
     if (r == 0)

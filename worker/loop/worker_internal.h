@@ -24,7 +24,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-struct Coxswain__BulkRef;
+struct Coxswain__LargePayloadRef;
 struct Coxswain__ExecuteModelRequest;
 struct Coxswain__ExecuteRequest;
 struct cox_served_init;
@@ -335,7 +335,7 @@ static inline struct cox_large_payload_view *cox_channel_thread_view(
 /* The bytes of a request, in place, lent until close. Returns 0, or what cox_large_payload_view_map
  * returns, in the channel thread's error. */
 int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t sequence,
-                                  const struct Coxswain__BulkRef *message,
+                                  const struct Coxswain__LargePayloadRef *message,
                                   const uint8_t **ret_bytes, size_t *ret_size);
 void cox_channel_thread_close_block(struct cox_channel_thread *thread, uint64_t sequence);
 /* A lazy copy of the request that is open. Returns as cox_large_payload_view_copy. */

@@ -54,7 +54,7 @@ static void line_store(const struct legacy_bridge *bridge, uint32_t rank)
         cox_state_set_returned(line, own->returned);
     }
     if (cox_state_done(line) != own->done) {
-        cox_state_set_incarnation(line, control->instance, own->incarnation);
+        cox_state_set_incarnation(line, control->group_incarnation, own->incarnation);
         cox_state_set_tag(line, control->geometry.depth, own->done, false);
         cox_state_set_rank(line, COX_RANK_IDLE, own->done, cox_now_ns());
         cox_state_set_done(line, own->done);

@@ -222,19 +222,19 @@ int *cox_named_wakeup_fds(struct cox_attach_group *group, uint32_t rank,
                 .fds[cox_fd_bundle_wakeup(channel, (enum cox_wakeup)0)];
 }
 
-int cox_named_renew_rank_group(struct cox_attach_group *group, uint64_t generation,
+int cox_named_renew_rank_group(struct cox_attach_group *group, uint64_t incarnation,
                                struct cox_error *err)
 {
     return group->rank_group_fd < 0
                ? 0
-               : cox_windows_renew(group->rank_group_fd, group->request.geometry, generation, err);
+               : cox_windows_renew(group->rank_group_fd, group->request.geometry, incarnation, err);
 }
 
-int cox_named_keep_rank_group(struct cox_attach_group *group, uint64_t generation)
+int cox_named_keep_rank_group(struct cox_attach_group *group, uint64_t incarnation)
 {
     return group->rank_group_fd < 0
                ? 0
-               : cox_windows_keep(group->rank_group_fd, group->request.geometry, generation);
+               : cox_windows_keep(group->rank_group_fd, group->request.geometry, incarnation);
 }
 
 /* ---- a rank's ---- */

@@ -41,9 +41,9 @@ void cox_named_put_away(struct cox_attach_group *group, uint32_t rank, bool lent
 int cox_named_renew_rank(struct cox_attach_group *group, uint32_t rank, struct cox_error *err);
 int *cox_named_wakeup_fds(struct cox_attach_group *group, uint32_t rank,
                           enum cox_channel_id channel);
-int cox_named_renew_rank_group(struct cox_attach_group *group, uint64_t generation,
+int cox_named_renew_rank_group(struct cox_attach_group *group, uint64_t incarnation,
                                struct cox_error *err);
-int cox_named_keep_rank_group(struct cox_attach_group *group, uint64_t generation);
+int cox_named_keep_rank_group(struct cox_attach_group *group, uint64_t incarnation);
 
 int cox_named_join(const struct cox_attach_place *place, struct cox_attached **ret_attached,
                    struct cox_error *err);

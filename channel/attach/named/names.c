@@ -301,7 +301,7 @@ int cox_control_create(struct cox_control *control, const char *name,
         .region = region,
         .layout = region.base,
         .geometry = *geometry,
-        .instance = ((struct cox_layout_control *)region.base)->header.instance,
+        .group_incarnation = ((struct cox_layout_control *)region.base)->header.group_incarnation,
         .lock_fd = cox_steal_fd(&lock_fd),
     };
     cox_control_point(control);

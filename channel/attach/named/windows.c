@@ -8,13 +8,13 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#define FIRST_GENERATION 1
+#define FIRST_INCARNATION 1
 #define LABEL "of the rank group"
 
-static int window_reserve(int fd, const struct cox_geometry *geometry, uint64_t generation,
+static int window_reserve(int fd, const struct cox_geometry *geometry, uint64_t incarnation,
                           struct cox_error *err)
 {
-    return cox_region_reserve_part(fd, cox_geometry_group_offset(geometry, generation),
+    return cox_region_reserve_part(fd, cox_geometry_group_offset(geometry, incarnation),
                                    cox_geometry_group_size(geometry), LABEL, err);
 }
 
@@ -39,29 +39,29 @@ int cox_windows_create_named(const char *name, const struct cox_geometry *geomet
     int r = cox_region_create_sparse(object, cox_geometry_group_object_size(geometry), &fd, err);
     if (r)
         return r;
-    r = window_reserve(fd, geometry, FIRST_GENERATION, err);
+    r = window_reserve(fd, geometry, FIRST_INCARNATION, err);
     if (r)
         cox_region_unlink(object);
     cox_fault_point(COX_FAULT_WINDOW_RENEWED);
     return r;
 }
 
-int cox_windows_renew(int fd, const struct cox_geometry *geometry, uint64_t generation,
+int cox_windows_renew(int fd, const struct cox_geometry *geometry, uint64_t incarnation,
                       struct cox_error *err)
 {
-    int r = windows_punch(fd, cox_geometry_group_offset(geometry, generation),
+    int r = windows_punch(fd, cox_geometry_group_offset(geometry, incarnation),
                           cox_geometry_group_size(geometry));
     if (r)
-        return cox_fail(err, r, "memory " LABEL ", generation %" PRIu64 ": %s", generation,
+        return cox_fail(err, r, "memory " LABEL ", incarnation %" PRIu64 ": %s", incarnation,
                         cox_status_text(r));
-    r = window_reserve(fd, geometry, generation, err);
+    r = window_reserve(fd, geometry, incarnation, err);
     cox_fault_point(COX_FAULT_WINDOW_RENEWED);
     return r;
 }
 
-int cox_windows_keep(int fd, const struct cox_geometry *geometry, uint64_t generation)
+int cox_windows_keep(int fd, const struct cox_geometry *geometry, uint64_t incarnation)
 {
-    uint64_t kept = cox_geometry_group_offset(geometry, generation);
+    uint64_t kept = cox_geometry_group_offset(geometry, incarnation);
     uint64_t behind = kept + cox_geometry_group_size(geometry);
     int before = windows_punch(fd, 0, kept);
     int after = windows_punch(fd, behind, cox_geometry_group_object_size(geometry) - behind);

@@ -161,19 +161,19 @@ static int *sealed_wakeup_fds(struct cox_attach_group *group, uint32_t rank,
 }
 
 /* Each rank's memory of the rank group is new with its process. */
-static int sealed_renew_rank_group(struct cox_attach_group *group, uint64_t generation,
+static int sealed_renew_rank_group(struct cox_attach_group *group, uint64_t incarnation,
                                    struct cox_error *err)
 {
     (void)group;
-    (void)generation;
+    (void)incarnation;
     (void)err;
     return 0;
 }
 
-static int sealed_keep_rank_group(struct cox_attach_group *group, uint64_t generation)
+static int sealed_keep_rank_group(struct cox_attach_group *group, uint64_t incarnation)
 {
     (void)group;
-    (void)generation;
+    (void)incarnation;
     return 0;
 }
 

@@ -72,7 +72,7 @@ static int create_request(struct cox_sealed *sealed, struct cox_control *control
     if (r)
         return cox_fail(err, r, "own start time: %s", cox_status_text(r));
     cox_fault_point(COX_FAULT_CONTROL_FILLED);
-    control->instance = control->layout->header.instance;
+    control->group_incarnation = control->layout->header.group_incarnation;
     return cox_region_open_reader(fd, "cox_request", &sealed->request_fd, err);
 }
 

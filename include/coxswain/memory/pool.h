@@ -11,8 +11,8 @@
  * is free when every row counts 0 for it. So the references of a dead process are known exactly,
  * and any other process can release them (sweep).
  *
- * A reference names a block and its generation. A process that takes one increments the count in
- * its row, then checks that the block still has that generation. A process that frees a block
+ * A reference names a block and its epoch. A process that takes one increments the count in
+ * its row, then checks that the block still has that epoch. A process that frees a block
  * changes the block's word, then scans all rows. All four accesses are seq_cst, so at least one
  * side sees the other:
  *
@@ -108,7 +108,7 @@ struct cox_block_ref {
     /* cox_pool_id */
     uint64_t pool;
     /* 1 to 2^48 - 1 */
-    uint64_t generation;
+    uint64_t epoch;
     /* as requested from allocate */
     uint64_t size;
     uint32_t block;
@@ -201,7 +201,7 @@ COX_PUBLIC int cox_pool_allocate(struct cox_pool *pool, uint64_t size,
  *   0
  *   COX_NOT_FOUND: ref is of another pool
  *   COX_INVALID: no such block, or a size beyond it
- *   COX_STALE: the block was freed, or has another generation now
+ *   COX_STALE: the block was freed, or has another epoch now
  *   COX_FULL: the count of this process for the block is at its limit (65,535)
  */
 COX_PUBLIC int cox_pool_ref(struct cox_pool *pool, const struct cox_block_ref *ref,

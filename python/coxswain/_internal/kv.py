@@ -105,9 +105,9 @@ class KvBlocks(Mapped):
     """block_count blocks of block_bytes, a multiple of 64, all zero: this process writes them, and
     others can copy them. `memory`: all blocks, one behind the other.
 
-    Each block has a generation, the user of its content, or 0: none. Others copy a block under the
-    generation that they expect; what is taken meanwhile is Stale there. `KvTransfer.step` takes
-    and gives the blocks of a step. Raises Invalid and NoSpace.
+    Each block has a user, the number whose content it has, or 0: none. Others copy a block of the
+    user that they expect; what is taken meanwhile is Stale there. `KvTransfer.step` takes and
+    gives the blocks of a step. Raises Invalid and NoSpace.
     """
 
     _writable = True
@@ -142,17 +142,17 @@ class KvBlocks(Mapped):
         give, or for a take. For those on other machines it is stale until then."""
         lib.cox_kv_blocks_expect(self._blocks, self._check(block))
 
-    def give(self, block: int, generation: int) -> None:
+    def give(self, block: int, user: int) -> None:
         """After it was written: it belongs to this user. Raises StateError: it was not taken."""
-        r = lib.cox_kv_blocks_give(self._blocks, self._check(block), generation)
+        r = lib.cox_kv_blocks_give(self._blocks, self._check(block), user)
         if r == lib.COX_STATE:
             raise StateError(f"KV block {block} has a user: take it first")
         if r:
-            raise Invalid(f"generation {generation}; it may be 1 to 2^64 - 2")
+            raise Invalid(f"user {user}; it may be 1 to 2^64 - 2")
 
-    def generation(self, block: int) -> int:
+    def user(self, block: int) -> int:
         """The user of a block; 0: none; 2^64 - 1: its content is on its way."""
-        return int(lib.cox_kv_blocks_generation(self._blocks, self._check(block)))
+        return int(lib.cox_kv_blocks_user(self._blocks, self._check(block)))
 
 
 class KvView(Owned):
@@ -183,26 +183,26 @@ class KvView(Owned):
         """Bytes of a block."""
         return int(lib.cox_kv_view_info(self._use()).block_size)
 
-    def copy(self, block: int, to: Any, generation: int = 0, timeout: float = 0) -> None:
-        """Copies a block to a writable buffer of block_bytes. generation: the user that it must
-        have; 0: any. timeout: seconds to wait while the block's content is on its way. Raises
-        Stale: it has another user, or was taken during the copy; `to` is invalid then. Raises
-        Empty: its content is still on its way."""
+    def copy(self, block: int, to: Any, user: int = 0, timeout: float = 0) -> None:
+        """Copies a block to a writable buffer of block_bytes. user: the one that it must have;
+        0: any. timeout: seconds to wait while the block's content is on its way. Raises Stale: it
+        has another user, or was taken during the copy; `to` is invalid then. Raises Empty: its
+        content is still on its way."""
         deadline = deadline_of(timeout)
         with ffi.from_buffer(to, require_writable=True) as target:
             if len(target) != self.block_bytes:
                 raise Invalid(f"a block has {self.block_bytes} bytes, not {len(target)}")
             self._call(
                 lambda native, err: lib.cox_kv_view_copy(
-                    native, block, generation, deadline, target, err
+                    native, block, user, deadline, target, err
                 )
             )
 
 
-def generation_of(sequence: int) -> int:
-    """The generation of a sequence's blocks: its id, or a hash of one that is not 1 to 2^47. All
+def user_of(sequence: int) -> int:
+    """The user of a sequence's blocks: its id, or a hash of one that is not 1 to 2^47. All
     ranks of all groups agree on it."""
-    return int(lib.cox_kv_generation_of(sequence))
+    return int(lib.cox_kv_user_of(sequence))
 
 
 def _again(error: Error) -> Error:
@@ -301,7 +301,7 @@ class KvTransfer:
         self._blocks: KvBlocks | None = None
         self._pool: KvPool | None = None
         self._exporter: Exporter | None = None
-        # who has which blocks: generations by slot, blocks by generation, and back
+        # who has which blocks: users by slot, blocks by user, and back
         self._slots: dict[int, int] = {}
         self._used: dict[int, set[int]] = {}
         self._users: dict[int, int] = {}
@@ -353,8 +353,8 @@ class KvTransfer:
             for slot in slots:
                 self._end(self._slots.pop(slot, 0))
 
-    def _end(self, generation: int) -> None:
-        for block in self._used.pop(generation, ()):
+    def _end(self, user: int) -> None:
+        for block in self._used.pop(user, ()):
             self._take(block)
 
     def _take(self, block: int) -> None:
@@ -363,11 +363,11 @@ class KvTransfer:
         if user := self._users.pop(block, 0):
             self._used.get(user, set()).discard(block)
 
-    def _give(self, block: int, generation: int) -> None:
+    def _give(self, block: int, user: int) -> None:
         assert self._blocks
-        self._blocks.give(block, generation)
-        self._users[block] = generation
-        self._used.setdefault(generation, set()).add(block)
+        self._blocks.give(block, user)
+        self._users[block] = user
+        self._used.setdefault(user, set()).add(block)
 
     @contextlib.contextmanager
     def step(self, batch: Batch) -> Iterator[None]:
@@ -382,9 +382,9 @@ class KvTransfer:
             self._begin(batch, pool.layout.block_size, written)
         yield
         with self._lock:
-            for block, generation in written.items():
-                if generation and not blocks.generation(block):
-                    self._give(block, generation)
+            for block, user in written.items():
+                if user and not blocks.user(block):
+                    self._give(block, user)
 
     def _begin(self, batch: Batch, size: int, written: dict[int, int]) -> None:
         """written: becomes the blocks that the step writes, with their users."""
@@ -395,19 +395,19 @@ class KvTransfer:
         # A dummy step has no rows, and no tables; typeshed knows one dimension only.
         table: Any = batch.block_table() if batch.row_count else None
         for row, (sequence, slot) in enumerate(zip(batch.ids, batch.slots, strict=True)):
-            generation = self._slots[slot] = generation_of(sequence)
+            user = self._slots[slot] = user_of(sequence)
             first, last = batch.positions[batch.starts[row]], batch.starts[row + 1] - 1
             if first == 0:
-                self._end(generation)
+                self._end(user)
             begin, end = first // size, batch.positions[last] // size + 1
             for i in range(begin, end):
                 block = table[row, i]
-                written[block] = generation
+                written[block] = user
                 begun = i > begin or first % size == 0
-                if begun or self._users.get(block) != generation:
+                if begun or self._users.get(block) != user:
                     self._take(block)
             if moves:
-                owners.update((block, generation) for block in table.tolist()[row])
+                owners.update((block, user) for block in table.tolist()[row])
         for _, block in moves:
             self._take(block)
             written[block] = owners.get(block, 0)
@@ -477,8 +477,8 @@ class KvTransfer:
         view = link.view
         assert view
         pairs = _pairs(pull, view.block_count, blocks)
-        user = 0 if pull.target_sequence is None else generation_of(pull.target_sequence)
-        expected = 0 if pull.source_sequence is None else generation_of(pull.source_sequence)
+        user = 0 if pull.target_sequence is None else user_of(pull.target_sequence)
+        expected = 0 if pull.source_sequence is None else user_of(pull.source_sequence)
         size, looked = blocks.block_bytes, time.monotonic_ns()
         with self._lock:
             for _, to in pairs:
@@ -502,7 +502,7 @@ class KvTransfer:
             copied[0] += size
         with self._lock:
             for _, to in pairs:
-                if blocks.generation(to):
+                if blocks.user(to):
                     raise Stale(f"a step has written KV block {to} meanwhile")
             for _, to in pairs:
                 if user:

@@ -115,13 +115,13 @@ class RankGroup:
         rank_count: int | None = None,
         *,
         value_size: int = 4096,
-        generation: int = 0,
+        incarnation: int = 0,
         timeout: float | None = 60.0,
     ) -> RankGroup:
         """Joins the group of this name on this machine, and waits for the other ranks.
 
         name, rank, rank_count: None: those of the group of `coxswain.Group` that this process is a
-        rank of. value_size: bytes of the largest value, 4096 at least. generation: distinguishes
+        rank of. value_size: bytes of the largest value, 4096 at least. incarnation: distinguishes
         groups of one name. Raises Taken, TimedOut and RankDied, which name ranks; Invalid: the
         ranks differ in an argument.
         """
@@ -134,7 +134,7 @@ class RankGroup:
             rank_count = worker.rank_count if rank_count is None else rank_count
         options = ffi.new("struct cox_group_options *", {"fd": -1})
         options.rank, options.rank_count = rank, rank_count
-        options.generation = generation
+        options.incarnation = incarnation
         return cls._join(options, name, value_size, timeout)
 
     @classmethod

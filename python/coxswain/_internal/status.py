@@ -95,7 +95,7 @@ class GroupStatus:
     rank_count: int
     depth: int
     #: another number in each group that is started
-    instance: int
+    incarnation: int
     uptime_s: float
     engine_state: str
     stopping: bool
@@ -214,7 +214,7 @@ def read(executor: Any, rank_count: int, pid: int, note: str = "") -> GroupStatu
         attach=text_of(status.attach),
         rank_count=rank_count,
         depth=status.depth,
-        instance=status.instance,
+        incarnation=status.incarnation,
         uptime_s=status.uptime_ns / 1e9,
         engine_state=text_of(status.engine_state),
         stopping=status.stopping,

@@ -102,7 +102,7 @@ static uint32_t word_of(uint32_t block, size_t at)
 static int block_check(const struct rank *rank, uint32_t block, struct cox_error *err)
 {
     const uint32_t *words = cox_cache_block(rank->cache, block);
-    if (cox_kv_blocks_generation(cox_cache_kv_blocks(rank->cache), block) != TARGET_SEQUENCE)
+    if (cox_kv_blocks_user(cox_cache_kv_blocks(rank->cache), block) != TARGET_SEQUENCE)
         return cox_fail(err, COX_STALE, "block %" PRIu32 " is not the sequence's", block);
     for (size_t i = 0; i < PULL_BLOCK_SIZE / sizeof *words; i++)
         if (words[i] != word_of(block, i))
