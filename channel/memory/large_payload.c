@@ -20,8 +20,8 @@
 #endif
 #define SEALS_SIZE ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
 /* Rounding lets a kept payload fit the next message of a slightly larger size. */
-#define BLOCK_SIZE_MIN (UINT64_C(64) << 10)
-#define BLOCK_SIZE_UNIT (UINT64_C(4) << 10)
+#define SIZE_MIN (UINT64_C(64) << 10)
+#define SIZE_UNIT (UINT64_C(4) << 10)
 /* Limit for fetching an fd from the control socket. */
 #define SOCKET_MS 1000
 
@@ -58,36 +58,35 @@ static int sender_open(struct cox_large_payload_sender *sender, const char *sock
 
 /* The control socket may be full or gone; readers with pidfd_getfd do not need it. */
 static int sender_export(struct cox_large_payload_sender *sender, int fd,
-                         struct cox_large_payload *block, struct cox_error *err)
+                         struct cox_large_payload *payload, struct cox_error *err)
 {
-    const uint64_t size = block->region.size; /* adopted memory may be larger */
+    const uint64_t size = payload->region.size; /* adopted memory may be larger */
     int r = -EINVAL;
     pthread_mutex_lock(&sender->lock);
-    block->exporter = sender->exporter;
-    if (block->exporter)
-        r = cox_exporter_export(block->exporter, fd, 0, size, &block->handle, NULL);
+    payload->exporter = sender->exporter;
+    if (payload->exporter)
+        r = cox_exporter_export(payload->exporter, fd, 0, size, &payload->handle, NULL);
     if (r) {
         r = sender->plain ? 0 : cox_exporter_new(NULL, &sender->plain, err);
-        block->exporter = sender->plain;
+        payload->exporter = sender->plain;
         if (r == 0)
-            r = cox_exporter_export(block->exporter, fd, 0, size, &block->handle, err);
+            r = cox_exporter_export(payload->exporter, fd, 0, size, &payload->handle, err);
     }
     pthread_mutex_unlock(&sender->lock);
     return r;
 }
 
-static uint64_t block_size_for(uint64_t size)
+static uint64_t memory_size_for(uint64_t size)
 {
-    uint64_t rounded = BLOCK_SIZE_MIN;
+    uint64_t rounded = SIZE_MIN;
     while (rounded < size && rounded < COX_LARGE_PAYLOAD_KEEP_SIZE)
         rounded *= 2;
-    return rounded >= size ? rounded
-                           : (size + BLOCK_SIZE_UNIT - 1) / BLOCK_SIZE_UNIT * BLOCK_SIZE_UNIT;
+    return rounded >= size ? rounded : (size + SIZE_UNIT - 1) / SIZE_UNIT * SIZE_UNIT;
 }
 
-bool cox_large_payload_is_transient(const struct cox_large_payload *block)
+bool cox_large_payload_is_transient(const struct cox_large_payload *payload)
 {
-    return block->is_filled || block->region.size > COX_LARGE_PAYLOAD_KEEP_SIZE;
+    return payload->is_filled || payload->region.size > COX_LARGE_PAYLOAD_KEEP_SIZE;
 }
 
 /* F_SEAL_FUTURE_WRITE: only this process can write, through the mapping that exists already. */
@@ -126,14 +125,14 @@ static int memory_fill(const struct content *content, uint64_t size, struct cox_
     return r ? cox_fail(err, r == -ENOMEM ? COX_NO_SPACE : r, "%s", why.text) : 0;
 }
 
-static int block_make(struct cox_large_payload_sender *sender, const struct content *content,
-                      uint64_t size, struct cox_large_payload *block, struct cox_error *err)
+static int payload_make(struct cox_large_payload_sender *sender, const struct content *content,
+                        uint64_t size, struct cox_large_payload *payload, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int reader = -1;
     struct cox_large_payload made = {0};
     made.is_filled = content->parts || content->memory;
     int r = made.is_filled ? memory_fill(content, size, &made.region, &reader, err)
-                           : memory_make(block_size_for(size), &made.region, &reader, err);
+                           : memory_make(memory_size_for(size), &made.region, &reader, err);
     if (r == 0)
         r = sender_export(sender, reader, &made, err);
     cox_fault_point(COX_FAULT_LARGE_PAYLOAD_EXPORTED);
@@ -142,75 +141,78 @@ static int block_make(struct cox_large_payload_sender *sender, const struct cont
         return r;
     }
     /* relaxed: for display. */
-    atomic_fetch_add_explicit(&sender->block_count, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&sender->block_bytes, made.region.size, memory_order_relaxed);
+    atomic_fetch_add_explicit(&sender->payload_count, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&sender->payload_bytes, made.region.size, memory_order_relaxed);
     if (content->memory)
         made.memory = cox_payload_memory_ref(content->memory);
-    *block = made;
+    *payload = made;
     return 0;
 }
 
-static int block_renew(struct cox_large_payload_sender *sender, const char *socket_path,
-                       const struct content *content, uint64_t size,
-                       struct cox_large_payload *block, struct cox_error *err)
+static int payload_renew(struct cox_large_payload_sender *sender, const char *socket_path,
+                         const struct content *content, uint64_t size,
+                         struct cox_large_payload *payload, struct cox_error *err)
 {
-    cox_large_payload_drop(sender, block); /* before the new one: they never exist at once */
+    cox_large_payload_drop(sender, payload); /* before the new one: they never exist at once */
     if (size > COX_LARGE_PAYLOAD_SIZE_MAX)
         return cox_fail(err, COX_NO_SPACE, "a payload of %" PRIu64 " bytes: at most %" PRIu64, size,
                         COX_LARGE_PAYLOAD_SIZE_MAX);
     int r = sender_open(sender, socket_path, err);
-    return r ? r : block_make(sender, content, size, block, err);
+    return r ? r : payload_make(sender, content, size, payload, err);
 }
 
 int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const char *socket_path,
-                              uint64_t size, struct cox_large_payload *block, struct cox_error *err)
+                              uint64_t size, struct cox_large_payload *payload,
+                              struct cox_error *err)
 {
     /* What was filled cannot be written to, and is not kept. */
-    if (block->region.base && block->region.size >= size && !block->is_filled)
+    if (payload->region.base && payload->region.size >= size && !payload->is_filled)
         return 0;
-    return block_renew(sender, socket_path, &(struct content){0}, size, block, err);
+    return payload_renew(sender, socket_path, &(struct content){0}, size, payload, err);
 }
 
 int cox_large_payload_fill(struct cox_large_payload_sender *sender, const char *socket_path,
                            const struct iovec *parts, uint64_t size,
-                           struct cox_large_payload *block, struct cox_error *err)
+                           struct cox_large_payload *payload, struct cox_error *err)
 {
-    return block_renew(sender, socket_path, &(struct content){.parts = parts}, size, block, err);
+    return payload_renew(sender, socket_path, &(struct content){.parts = parts}, size, payload,
+                         err);
 }
 
 int cox_large_payload_adopt(struct cox_large_payload_sender *sender, const char *socket_path,
                             struct cox_payload_memory *memory, uint64_t size,
-                            struct cox_large_payload *block, struct cox_error *err)
+                            struct cox_large_payload *payload, struct cox_error *err)
 {
-    return block_renew(sender, socket_path, &(struct content){.memory = memory}, size, block, err);
+    return payload_renew(sender, socket_path, &(struct content){.memory = memory}, size, payload,
+                         err);
 }
 
 void cox_large_payload_swap(struct cox_large_payload *one, struct cox_large_payload *other)
 {
-    const struct cox_large_payload block = *one;
+    const struct cox_large_payload payload = *one;
     *one = *other;
-    *other = block;
+    *other = payload;
 }
 
-struct cox_large_payload_ref cox_large_payload_refer(const struct cox_large_payload *block,
+struct cox_large_payload_ref cox_large_payload_refer(const struct cox_large_payload *payload,
                                                      uint64_t size)
 {
-    COX_ASSERT(size <= block->region.size);
-    return (struct cox_large_payload_ref){.handle = block->handle, .size = size};
+    COX_ASSERT(size <= payload->region.size);
+    return (struct cox_large_payload_ref){.handle = payload->handle, .size = size};
 }
 
 void cox_large_payload_drop(struct cox_large_payload_sender *sender,
-                            struct cox_large_payload *block)
+                            struct cox_large_payload *payload)
 {
-    if (!block->region.base)
+    if (!payload->region.base)
         return;
     /* relaxed: for display. */
-    atomic_fetch_sub_explicit(&sender->block_count, 1, memory_order_relaxed);
-    atomic_fetch_sub_explicit(&sender->block_bytes, block->region.size, memory_order_relaxed);
-    cox_exporter_put(block->exporter, &block->handle);
-    cox_region_detach(&block->region);
-    cox_payload_memory_unref(block->memory);
-    memset(block, 0, sizeof *block);
+    atomic_fetch_sub_explicit(&sender->payload_count, 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&sender->payload_bytes, payload->region.size, memory_order_relaxed);
+    cox_exporter_put(payload->exporter, &payload->handle);
+    cox_region_detach(&payload->region);
+    cox_payload_memory_unref(payload->memory);
+    memset(payload, 0, sizeof *payload);
     cox_fault_point(COX_FAULT_LARGE_PAYLOAD_DROPPED);
 }
 

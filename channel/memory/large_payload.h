@@ -58,8 +58,8 @@ struct cox_large_payload_sender {
     /* without a control socket; also the fallback when storing there fails */
     struct cox_exporter *plain;
     /* payloads that exist, kept ones included; for display */
-    _Atomic uint64_t block_count;
-    _Atomic uint64_t block_bytes;
+    _Atomic uint64_t payload_count;
+    _Atomic uint64_t payload_bytes;
 };
 
 void cox_large_payload_sender_init(struct cox_large_payload_sender *sender);
@@ -85,7 +85,7 @@ struct cox_large_payload {
  *   as cox_exporter_new and cox_exporter_export
  * On failure the payload is empty. */
 int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const char *socket_path,
-                              uint64_t size, struct cox_large_payload *block,
+                              uint64_t size, struct cox_large_payload *payload,
                               struct cox_error *err);
 /* Exchanges the memory of two payloads that are not in use, so that the one that was used last, and
  * is in a cache, is used again. */
@@ -96,20 +96,20 @@ void cox_large_payload_swap(struct cox_large_payload *one, struct cox_large_payl
  * pages. */
 int cox_large_payload_fill(struct cox_large_payload_sender *sender, const char *socket_path,
                            const struct iovec *parts, uint64_t size,
-                           struct cox_large_payload *block, struct cox_error *err);
+                           struct cox_large_payload *payload, struct cox_error *err);
 /* As fill, with the first size bytes of memory that is finished. The payload has a reference to it
  * until it is dropped. */
 int cox_large_payload_adopt(struct cox_large_payload_sender *sender, const char *socket_path,
                             struct cox_payload_memory *memory, uint64_t size,
-                            struct cox_large_payload *block, struct cox_error *err);
+                            struct cox_large_payload *payload, struct cox_error *err);
 /* A reference to its first size bytes. */
-struct cox_large_payload_ref cox_large_payload_refer(const struct cox_large_payload *block,
+struct cox_large_payload_ref cox_large_payload_refer(const struct cox_large_payload *payload,
                                                      uint64_t size);
 /* True: filled, or larger than COX_LARGE_PAYLOAD_KEEP_SIZE, so it is freed after its message. */
-bool cox_large_payload_is_transient(const struct cox_large_payload *block);
+bool cox_large_payload_is_transient(const struct cox_large_payload *payload);
 /* Frees the memory. Idempotent; a zeroed payload is empty. */
 void cox_large_payload_drop(struct cox_large_payload_sender *sender,
-                            struct cox_large_payload *block);
+                            struct cox_large_payload *payload);
 
 /* The process that must have sent the payload. */
 struct cox_large_payload_origin {

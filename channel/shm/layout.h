@@ -108,7 +108,7 @@ struct cox_layout_abort {
  * release. A reader loads sequence, the fields with acquire, and sequence again. */
 struct cox_layout_frame {
     _Atomic uint64_t sequence;
-    /* ExecuteType, COX_TYPE_OPAQUE or COX_TYPE_OPAQUE_BLOCK */
+    /* ExecuteType, COX_TYPE_OPAQUE or COX_TYPE_OPAQUE_LARGE */
     _Atomic uint32_t type;
     /* payload bytes, the prefix not counted */
     _Atomic uint32_t length;

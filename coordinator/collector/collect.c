@@ -100,15 +100,15 @@ COX_HOT int cox_collector_begin(struct cox_collector *collector, struct cox_entr
 {
     /* Loaded before the ranks are checked: a later death is news for the gathering thread. */
     entry->causes = atomic_load(&collector->causes);
-    entry->block_size = 0;
+    entry->large_size = 0;
     entry->away = NULL;
     pthread_mutex_lock(&collector->lock);
     const uint64_t sequence = collector->published + 1;
     int r = begin_check(collector, entry, sequence, err);
     /* The memory of the frame's last request: no rank reads it any more. */
-    while (r == 0 && cox_collector_uses_block(collector, sequence)) {
+    while (r == 0 && cox_collector_uses_payload(collector, sequence)) {
         pthread_mutex_unlock(&collector->lock);
-        cox_collector_release_blocks(collector);
+        cox_collector_release_payloads(collector);
         pthread_mutex_lock(&collector->lock);
         r = begin_check(collector, entry, sequence, err);
     }
@@ -149,7 +149,7 @@ static void collector_transport(struct cox_collector *collector, const struct co
         .asked = &entry->asked,
         .bytes = entry->away ? entry->away
                              : cox_request_frame(collector->channel, entry->sequence, &capacity),
-        .size = entry->block_size ? entry->block_size : length,
+        .size = entry->large_size ? entry->large_size : length,
     };
     collector->transport->publish(collector->transport->context, &request);
 }
@@ -170,7 +170,7 @@ COX_HOT void cox_collector_commit(struct cox_collector *collector, const struct 
                         slot->published_ns);
     if (collector->cancelled)
         collector_set_cancelled(collector, entry->sequence, false);
-    const uint64_t size = entry->block_size ? entry->block_size : length;
+    const uint64_t size = entry->large_size ? entry->large_size : length;
     if (collector->recorder.records)
         cox_recorder_publish(
             &collector->recorder, entry->sequence,
@@ -185,16 +185,16 @@ COX_HOT void cox_collector_commit(struct cox_collector *collector, const struct 
     if (entry->replies)
         cox_gate_arm(gate, entry->sequence, asked_count(collector, &entry->asked));
     cox_request_publish(collector->channel, entry->sequence,
-                        entry->block_size && entry->type == COX_TYPE_OPAQUE ? COX_TYPE_OPAQUE_BLOCK
+                        entry->large_size && entry->type == COX_TYPE_OPAQUE ? COX_TYPE_OPAQUE_LARGE
                                                                             : entry->type,
                         length, collector->forwarded ? &entry->asked_anywhere : &entry->asked);
     collector->claim_rewake_ns = slot->published_ns + COX_SLICE_NS;
     if (collector->ended == collector->published) /* the first in flight */
         collector->rewake_ns = collector->claim_rewake_ns;
     collector->published = entry->sequence;
-    cox_stats_publish(&collector->stats, size, entry->block_size > 0);
-    if (entry->block_size && !entry->away)
-        cox_collector_use_block(collector, entry->sequence);
+    cox_stats_publish(&collector->stats, size, entry->large_size > 0);
+    if (entry->large_size && !entry->away)
+        cox_collector_use_payload(collector, entry->sequence);
     /* relaxed: a thread that sees the new value takes the lock. */
     atomic_store_explicit(&collector->news, entry->sequence, memory_order_relaxed);
     slot->ended = !entry->replies; /* no rank replies, so there is nothing to gather */
@@ -410,12 +410,12 @@ static int init_gatherings(struct cox_collector *collector)
 }
 
 int cox_collector_init(struct cox_collector *collector, struct cox_channel *channel,
-                       const void *owner, struct cox_blocks_choice *blocks,
+                       const void *owner, struct cox_large_payload_choice *large_payloads,
                        const struct cox_log *log)
 {
     const struct cox_geometry *geometry = &channel->control->geometry;
     memset(collector, 0, sizeof *collector);
-    collector->blocks = blocks;
+    collector->large_payloads = large_payloads;
     collector->channel = channel;
     collector->sleep_rank = -1;
     collector->spinner.budget_ns = geometry->spin_ns;
@@ -449,8 +449,8 @@ void cox_collector_deinit(struct cox_collector *collector)
          collector->gathering_memory && i < gathering_count(collector_geometry(collector)); i++)
         cox_gathering_deinit(&collector->gathering_memory[i]);
     for (uint32_t frame = 0; frame < COX_DEPTH_MAX; frame++)
-        cox_large_payload_drop(&collector->blocks->sender,
-                               &collector->request_buffers[frame].block);
+        cox_large_payload_drop(&collector->large_payloads->sender,
+                               &collector->request_buffers[frame].payload);
     for (uint32_t i = 0; collector->reply_views && i < depth * collector->rank_count; i++)
         cox_large_payload_view_drop(&collector->reply_views[i]);
     cox_reply_memory_end();

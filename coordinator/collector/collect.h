@@ -66,7 +66,7 @@ struct cox_forwarded_reply;
 struct cox_transport;
 
 /* Shared by a group's channels: payloads out of line (channel/memory/large_payload.h). */
-struct cox_blocks_choice {
+struct cox_large_payload_choice {
     struct cox_large_payload_sender sender;
     /* 0: requests are never out of line */
     uint64_t request_size_max;
@@ -76,10 +76,10 @@ struct cox_blocks_choice {
 /* The memory for a request that does not fit its frame. */
 struct cox_request_buffer {
     /* under submit_lock while not in use */
-    struct cox_large_payload block;
+    struct cox_large_payload payload;
     /* used by the request in the frame; under lock */
     bool used;
-    /* the last request whose bytes were in the block */
+    /* the last request whose bytes were in the payload */
     uint64_t sequence;
 };
 
@@ -122,7 +122,7 @@ struct cox_entry {
     /* epoch of the group that it was made for; 0: any */
     uint64_t epoch;
     /* its bytes in the frame's large payload, or in `away`; 0: it is in the frame itself */
-    uint64_t block_size;
+    uint64_t large_size;
     /* lent until commit has returned: bytes of which a transport takes a copy; NULL: none */
     const void *away;
     /* it has failed, and waits until then for a death; 0: it has not */
@@ -174,7 +174,7 @@ struct cox_collector {
     const void *owner;
     const struct cox_log *log;
     /* borrowed */
-    struct cox_blocks_choice *blocks;
+    struct cox_large_payload_choice *large_payloads;
 
     pthread_mutex_t submit_lock;
     /* published or stopping; the thread that gathers waits on it */
@@ -258,7 +258,7 @@ struct cox_collector {
 
     struct cox_request_buffer request_buffers[COX_DEPTH_MAX];
     /* of these in use; relaxed: saves each request the lock */
-    _Atomic uint32_t blocks_used;
+    _Atomic uint32_t payloads_used;
     /* Large replies are read here: one per rank and frame, the gathering thread's alone. That of a
      * dead rank stays mapped until its replacement has such a reply in the frame. */
     struct cox_large_payload_view *reply_views;
@@ -301,7 +301,7 @@ _Static_assert(offsetof(struct cox_collector, lock) - offsetof(struct cox_collec
                "two locks on one line");
 
 int cox_collector_init(struct cox_collector *collector, struct cox_channel *channel,
-                       const void *owner, struct cox_blocks_choice *blocks,
+                       const void *owner, struct cox_large_payload_choice *large_payloads,
                        const struct cox_log *log);
 void cox_collector_deinit(struct cox_collector *collector);
 /* Starts the response thread. Returns 0 or -errno. */
@@ -329,8 +329,8 @@ void cox_collector_commit(struct cox_collector *collector, const struct cox_entr
 /* After begin, instead: the frame stays free. */
 void cox_collector_abort(struct cox_collector *collector);
 /* What memory for a large request is to have in it. All NULL: nothing yet. */
-struct cox_block_content {
-    /* that has it, as of cox_large_payload_adopt; its reference ends as release_blocks says, or
+struct cox_payload_content {
+    /* that has it, as of cox_large_payload_adopt; its reference ends as release_payloads says, or
      * with the collector */
     struct cox_payload_memory *memory;
     /* parts that nobody writes to any more */
@@ -338,13 +338,13 @@ struct cox_block_content {
 };
 /* Under submit_lock, after begin: the frame's memory for a large request of size bytes, with that
  * content. Returns as cox_large_payload_reserve, _fill or _adopt. */
-int cox_collector_prepare_block(struct cox_collector *collector, uint64_t sequence,
-                                const struct cox_block_content *content, uint64_t size,
-                                struct cox_large_payload **ret_block, struct cox_error *err);
+int cox_collector_prepare_payload(struct cox_collector *collector, uint64_t sequence,
+                                  const struct cox_payload_content *content, uint64_t size,
+                                  struct cox_large_payload **ret_payload, struct cox_error *err);
 /* Releases the memory of large requests that have ended, and whose frame every asked rank has
  * returned, or is dead. Takes the lock, if there is any. Idempotent. Called before every submit,
  * and by the gathering thread in every slice until all are released. */
-void cox_collector_release_blocks(struct cox_collector *collector);
+void cox_collector_release_payloads(struct cox_collector *collector);
 /* Bytes of large requests in use. The lock is held. */
 uint64_t cox_collector_held_bytes(const struct cox_collector *collector);
 /* Before the first request: numbers continue from `sequence` on. */

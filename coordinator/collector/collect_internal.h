@@ -127,9 +127,9 @@ void cox_collector_rewake(struct cox_collector *collector, uint32_t rank);
 /* Advances `ended` over the requests that have ended; their slots are free. */
 void cox_collector_advance(struct cox_collector *collector);
 /* True if the memory of the last large request in the frame of `sequence` was not released. */
-bool cox_collector_uses_block(struct cox_collector *collector, uint64_t sequence);
+bool cox_collector_uses_payload(struct cox_collector *collector, uint64_t sequence);
 /* Records that request `sequence` is published with a payload buffer. */
-void cox_collector_use_block(struct cox_collector *collector, uint64_t sequence);
+void cox_collector_use_payload(struct cox_collector *collector, uint64_t sequence);
 /* Makes one pass over the requests in flight. If none has ended, waits until a reply may be there,
  * or deadline_ns (0: does not wait). Returns false if nothing is in flight, or, with a deadline of
  * 0, if nothing has ended. *ret_ended: the gathering of a request that has ended, with its

@@ -302,7 +302,7 @@ COX_HOT static uint64_t handle(struct cox_collector *collector, const struct cox
 
     /* relaxed: the payload buffer of this request, if it has one, is counted. */
     const bool holds = completion->status || cox_gathering_holds(taken) ||
-                       atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0;
+                       atomic_load_explicit(&collector->payloads_used, memory_order_relaxed) > 0;
     pthread_mutex_lock(&collector->lock);
     run_end(collector, run);
     if (completion->status != COX_LATE) /* the request is counted once */
@@ -396,9 +396,9 @@ bool cox_collector_take_reply(struct cox_collector *collector, const struct cox_
     for (struct cox_gathering *lent = collector->lent; lent; lent = lent->next)
         for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
             struct cox_gathering_rank *own = &lent->ranks[rank];
-            if (&lent->results[rank] != result || !own->block || own->block != result->bytes)
+            if (&lent->results[rank] != result || !own->large || own->large != result->bytes)
                 continue;
-            own->block = NULL;
+            own->large = NULL;
             taken = true;
         }
     pthread_mutex_unlock(&collector->lock);
@@ -414,7 +414,7 @@ static void expect_more(struct cox_collector *collector)
         cox_readiness_signal(&collector->readiness);
     if (collector->ended != collector->published && !collector->gathering)
         next_ns = cox_deadline_min(collector->next_ns, collector->rewake_ns);
-    if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0)
+    if (atomic_load_explicit(&collector->payloads_used, memory_order_relaxed) > 0)
         next_ns = cox_deadline_min(next_ns, cox_deadline_after_ns(COX_SLICE_NS));
     /* A late reply need not make the fd readable. */
     if (collector->late_count > 0)
@@ -444,7 +444,7 @@ int cox_collector_fd(struct cox_collector *collector, const int *rank_fds, int *
 static void end_lending(struct cox_collector *collector)
 {
     struct cox_gathering *lent = collector->lent;
-    bool holds = atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0;
+    bool holds = atomic_load_explicit(&collector->payloads_used, memory_order_relaxed) > 0;
     collector->lent = NULL;
     for (const struct cox_gathering *one = lent; one; one = one->next)
         holds |= cox_gathering_holds(one);
@@ -453,7 +453,7 @@ static void end_lending(struct cox_collector *collector)
         for (struct cox_gathering *one = lent; one; one = one->next)
             if (cox_gathering_holds(one))
                 cox_collector_let_go(collector, one);
-        cox_collector_release_blocks(collector);
+        cox_collector_release_payloads(collector);
         pthread_mutex_lock(&collector->lock);
     }
     while (lent) {

@@ -121,17 +121,17 @@ COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
 
 /* Releases request payload buffers, or waits a slice, or until the deadline. lock is held on entry
  * and on return, and released meanwhile. */
-static void collector_await_blocks(struct cox_collector *collector, uint64_t deadline_ns)
+static void collector_await_payloads(struct cox_collector *collector, uint64_t deadline_ns)
 {
     const struct timespec until =
         cox_deadline_timespec(cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
     const uint64_t published = collector->published;
     pthread_mutex_unlock(&collector->lock);
-    cox_collector_release_blocks(collector);
+    cox_collector_release_payloads(collector);
     pthread_mutex_lock(&collector->lock);
     if (collector->published == published &&
         !atomic_load_explicit(&collector->stopping, memory_order_acquire) &&
-        atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0)
+        atomic_load_explicit(&collector->payloads_used, memory_order_relaxed) > 0)
         pthread_cond_timedwait(&collector->work, &collector->lock, &until);
 }
 
@@ -169,8 +169,8 @@ void cox_collector_idle(struct cox_collector *collector, uint64_t deadline_ns)
 {
     /* While a late rank may still read a request payload buffer, the thread wakes up in each slice.
      * Otherwise it blocks without a timeout, if the caller has none. */
-    if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0) {
-        collector_await_blocks(collector, deadline_ns);
+    if (atomic_load_explicit(&collector->payloads_used, memory_order_relaxed) > 0) {
+        collector_await_payloads(collector, deadline_ns);
     } else if (!collector_spins(collector)) {
         const struct timespec until = cox_deadline_timespec(deadline_ns);
         if (deadline_ns == COX_DEADLINE_NEVER)
@@ -204,8 +204,8 @@ COX_HOT static void gather_check_rank(struct cox_collector *collector, struct co
             cox_large_payload_view_find(&collector->reply_views[rank],
                                         collector_geometry(collector)->depth, collector->rank_count,
                                         view, &gathering->ranks[rank].ref);
-            r = cox_gathering_take_block(gathering, &collector->blocks->reply_limits, view, rank,
-                                         entry->type);
+            r = cox_gathering_take_large(gathering, &collector->large_payloads->reply_limits, view,
+                                         rank, entry->type);
             pthread_mutex_lock(&collector->lock);
         }
         /* The reply is lost with its rank. If the rank is not known to be dead yet, its death will
@@ -438,12 +438,12 @@ static void gather_fail(struct cox_collector *collector, const struct cox_entry 
 COX_HOT void cox_collector_let_go(struct cox_collector *collector, struct cox_gathering *gathering)
 {
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
-        if (gathering->ranks[rank].in_block ||
+        if (gathering->ranks[rank].out_of_line ||
             (gathering->results[rank].outcome == COX_OUTCOME_LATE &&
-             collector->blocks->reply_limits.size_max > 0))
+             collector->large_payloads->reply_limits.size_max > 0))
             cox_gate_post(&collector->channel->gate, rank, COX_WAKEUP_REQUEST_CONSUME);
     cox_gathering_let_go(gathering);
-    cox_collector_release_blocks(collector);
+    cox_collector_release_payloads(collector);
 }
 
 /* Ends the request. Returns its gathering, with the completion. */

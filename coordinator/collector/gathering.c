@@ -59,7 +59,7 @@ int cox_gathering_init(struct cox_gathering *gathering, const struct cox_geometr
 void cox_gathering_deinit(struct cox_gathering *gathering)
 {
     for (uint32_t rank = 0; gathering->ranks && rank < gathering->rank_count; rank++)
-        cox_reply_memory_free(gathering->ranks[rank].block);
+        cox_reply_memory_free(gathering->ranks[rank].large);
     free(gathering->copies);
     free(gathering->texts);
     free(gathering->ranks);
@@ -77,7 +77,7 @@ COX_HOT void cox_gathering_begin(struct cox_gathering *gathering, const struct c
     gathering->copied = 0;
     gathering->left = gathering->rank_count;
     gathering->failed = false;
-    gathering->in_blocks = false;
+    gathering->out_of_line = false;
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++)
         gathering->results[rank] = (struct cox_rank_result){
             .outcome = cox_rank_set_has(asked, rank) ? COX_OUTCOME_LATE : COX_OUTCOME_NOT_ASKED,
@@ -185,8 +185,8 @@ COX_HOT static bool gathering_take_message(struct cox_gathering *gathering, uint
         r = cox_large_payload_ref_read(response->large_payload, &own->ref, &why);
         if (r)
             gathering_error(gathering, rank, r, why.text);
-        gathering->in_blocks |= r == 0;
-        return own->in_block = r == 0; /* may be called again: the copy is not kept */
+        gathering->out_of_line |= r == 0;
+        return own->out_of_line = r == 0; /* may be called again: the copy is not kept */
     }
     gathering->copied += copy_stride(length);
     gathering->taken.bytes += length;
@@ -237,7 +237,7 @@ COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct co
 }
 
 /* Copies a reply that is out of line to private memory. */
-static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_limits *reply_limits,
+static int large_fetch(struct cox_gathering_rank *own, const struct cox_reply_limits *reply_limits,
                        struct cox_large_payload_view *view, uint32_t rank, uint32_t type, pid_t pid,
                        struct cox_error *err)
 {
@@ -249,9 +249,9 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_li
         return cox_fail(err, COX_TOO_LARGE,
                         reply_limits->size_max
                             ? "rank %" PRIu32 " replied with %" PRIu64
-                              " bytes, a slot holds %zu and a block %" PRIu64 " at most"
+                              " bytes, a slot holds %zu and a large payload %" PRIu64 " at most"
                             : "rank %" PRIu32 " replied with %" PRIu64
-                              " bytes, a slot holds %zu, and there are no blocks",
+                              " bytes, a slot holds %zu, and there are no large payloads",
                         rank, size, own->slot_capacity, reply_limits->size_max);
     /* The limit is per reply, and all ranks may have one. Linux overcommits: an allocation beyond
      * free memory succeeds, and the kernel kills later. A message is there twice, packed and
@@ -261,24 +261,24 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_li
     if (r)
         return cox_fail(err, r, "rank %" PRIu32 " replied with %" PRIu64 " bytes: %s", rank, size,
                         room.text);
-    own->block = cox_reply_memory_alloc(size);
-    if (!own->block)
+    own->large = cox_reply_memory_alloc(size);
+    if (!own->large)
         return cox_fail(err, COX_NO_SPACE, "no memory for %" PRIu64 " bytes of rank %" PRIu32, size,
                         rank);
     struct cox_error why = {0};
     const uint8_t *bytes;
     r = cox_large_payload_view_map(view, &own->ref, &peer, &bytes, &why);
     if (r == 0) {
-        cox_copy(own->block, bytes, size);
+        cox_copy(own->large, bytes, size);
         cox_large_payload_view_release(view);
     }
     /* The rank's own memory cannot be anywhere else. */
     if (r == COX_NOT_FOUND || r == COX_INVALID)
         r = COX_CORRUPT;
-    return r ? cox_fail(err, r, "rank %" PRIu32 " replied in a block: %s", rank, why.text) : 0;
+    return r ? cox_fail(err, r, "rank %" PRIu32 " replied out of line: %s", rank, why.text) : 0;
 }
 
-int cox_gathering_take_block(struct cox_gathering *gathering,
+int cox_gathering_take_large(struct cox_gathering *gathering,
                              const struct cox_reply_limits *reply_limits,
                              struct cox_large_payload_view *view, uint32_t rank, uint32_t type)
 {
@@ -286,47 +286,47 @@ int cox_gathering_take_block(struct cox_gathering *gathering,
     struct cox_gathering_rank *own = &gathering->ranks[rank];
     const uint64_t size = own->ref.size;
     struct cox_error why = {0};
-    int r = block_fetch(own, reply_limits, view, rank, type, result->pid, &why);
-    own->raw = r ? NULL : own->block;
+    int r = large_fetch(own, reply_limits, view, rank, type, result->pid, &why);
+    own->raw = r ? NULL : own->large;
     own->raw_size = size;
     own->raw_failed = false;
     if (r) {
-        cox_reply_memory_free(own->block);
-        own->block = NULL;
+        cox_reply_memory_free(own->large);
+        own->large = NULL;
         if (r != COX_PEER_DEAD)
             gathering_error(gathering, rank, r, why.text);
         return r == COX_PEER_DEAD ? r : 0;
     }
     cox_fault_point(COX_FAULT_LARGE_PAYLOAD_COPIED);
     gathering->taken.bytes += size;
-    gathering->taken.block_bytes += size;
-    gathering->taken.block_count++;
+    gathering->taken.large_bytes += size;
+    gathering->taken.large_count++;
     if (type == COX_TYPE_OPAQUE) {
         result->outcome = COX_OUTCOME_OK;
-        result->bytes = own->block;
+        result->bytes = own->large;
         result->size = size;
         return 0;
     }
     Coxswain__ExecuteResponse *response = NULL;
-    r = gathering_unpack(gathering, own->block, size, 2 * size, &response);
+    r = gathering_unpack(gathering, own->large, size, 2 * size, &response);
     if (r)
         gathering_error_unpack(gathering, rank, r, size);
     else
-        gathering_accept(gathering, rank, response, own->block, size);
+        gathering_accept(gathering, rank, response, own->large, size);
     return 0;
 }
 
 COX_HOT bool cox_gathering_holds(const struct cox_gathering *gathering)
 {
-    return gathering->in_blocks || gathering->arena.used > ARENA_KEEP_SIZE;
+    return gathering->out_of_line || gathering->arena.used > ARENA_KEEP_SIZE;
 }
 
 COX_HOT void cox_gathering_let_go(struct cox_gathering *gathering)
 {
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
-        cox_reply_memory_free(gathering->ranks[rank].block);
-        gathering->ranks[rank].block = NULL;
-        gathering->ranks[rank].in_block = false;
+        cox_reply_memory_free(gathering->ranks[rank].large);
+        gathering->ranks[rank].large = NULL;
+        gathering->ranks[rank].out_of_line = false;
     }
     if (gathering->arena.used <= ARENA_KEEP_SIZE)
         return;

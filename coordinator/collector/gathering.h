@@ -47,8 +47,8 @@ struct cox_gathering {
         /* where the reply is, if it is out of line */
         struct cox_large_payload_ref ref;
         /* private copy of such a reply; NULL: none */
-        uint8_t *block;
-        bool in_block;
+        uint8_t *large;
+        bool out_of_line;
         /* the reply as the rank wrote it; NULL: it was refused */
         const uint8_t *raw;
         size_t raw_size;
@@ -71,7 +71,7 @@ struct cox_gathering {
     /* a rank has failed, or is dead */
     bool failed;
     /* a reply is out of line, or was announced so */
-    bool in_blocks;
+    bool out_of_line;
     struct cox_arena arena;
     struct cox_stats_taken taken;
     /* The result of the request, once it has ended; it points into this struct. */
@@ -91,7 +91,7 @@ void cox_gathering_deinit(struct cox_gathering *gathering); /* idempotent; a zer
 void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_set *asked,
                          const struct cox_rank *ranks);
 /* Takes the reply of a rank from its slot; its result becomes OK or ERROR. Returns true if the
- * reply is out of line: the result stays LATE until take_block. */
+ * reply is out of line: the result stays LATE until take_large. */
 bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
                         uint32_t rank, uint64_t sequence, uint32_t type, uint32_t incarnation);
 /* After take has returned true: copies and checks the reply; the result becomes OK or ERROR. view:
@@ -101,7 +101,7 @@ bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channe
  *   COX_PEER_DEAD: the rank died before its memory could be opened: there is no reply, and the
  *     result stays LATE
  */
-int cox_gathering_take_block(struct cox_gathering *gathering,
+int cox_gathering_take_large(struct cox_gathering *gathering,
                              const struct cox_reply_limits *reply_limits,
                              struct cox_large_payload_view *view, uint32_t rank, uint32_t type);
 /* True if let_go has memory to release. */

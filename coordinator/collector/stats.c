@@ -62,12 +62,12 @@ uint64_t cox_latency_sum(const struct cox_latency *latency, uint64_t below[COX_P
     return sum;
 }
 
-COX_HOT void cox_stats_publish(struct cox_stats *stats, uint64_t request_size, bool in_block)
+COX_HOT void cox_stats_publish(struct cox_stats *stats, uint64_t request_size, bool out_of_line)
 {
     stats->counts.submitted++;
     stats->counts.request_bytes += request_size;
-    stats->counts.large_requests += in_block;
-    stats->counts.large_request_bytes += in_block ? request_size : 0;
+    stats->counts.large_requests += out_of_line;
+    stats->counts.large_request_bytes += out_of_line ? request_size : 0;
 }
 
 COX_HOT void cox_stats_end(struct cox_stats *stats, int status, const struct cox_stats_taken *taken)
@@ -77,8 +77,8 @@ COX_HOT void cox_stats_end(struct cox_stats *stats, int status, const struct cox
     stats->counts.timeouts += status == COX_TIMEOUT;
     stats->counts.divergences += status == COX_DIVERGED;
     stats->counts.reply_bytes += taken->bytes;
-    stats->counts.large_replies += taken->block_count;
-    stats->counts.large_reply_bytes += taken->block_bytes;
+    stats->counts.large_replies += taken->large_count;
+    stats->counts.large_reply_bytes += taken->large_bytes;
 }
 
 COX_HOT void cox_stats_return(struct cox_stats *stats, const struct cox_completion *completion,

@@ -61,14 +61,14 @@ void cox_rank_stats_reply(struct cox_rank_stats *stats,
 /* Reads a histogram. */
 void cox_latency_read(const struct cox_latency *latency, struct cox_phase_stats *ret_stats);
 
-/* Counts a request that was published. in_block: it was out of line. */
-void cox_stats_publish(struct cox_stats *stats, uint64_t request_size, bool in_block);
+/* Counts a request that was published. out_of_line: it was out of line. */
+void cox_stats_publish(struct cox_stats *stats, uint64_t request_size, bool out_of_line);
 /* The replies that were taken for one request, of all ranks. */
 struct cox_stats_taken {
     uint64_t bytes;
     /* of these, out of line */
-    uint64_t block_count;
-    uint64_t block_bytes;
+    uint64_t large_count;
+    uint64_t large_bytes;
 };
 void cox_stats_end(struct cox_stats *stats, int status, const struct cox_stats_taken *taken);
 /* Counts a completion whose handler returned at returned_ns. */

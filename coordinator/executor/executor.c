@@ -154,7 +154,7 @@ static int executor_create_collectors(struct cox_executor *executor, struct cox_
     int r = 0;
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
         r = cox_collector_init(&executor->collectors[c], &executor->channels[c], executor,
-                               &executor->blocks, &executor->options.hooks.log);
+                               &executor->large_payloads, &executor->options.hooks.log);
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++) {
         const struct cox_transport *transport = executor->remote.transport;
         executor->collectors[c].transport = transport;
@@ -409,16 +409,16 @@ static void executor_unlink(struct cox_executor *executor)
 }
 
 /* Nothing is allocated before it is needed. */
-static void executor_choose_blocks(struct cox_executor *executor)
+static void executor_choose_large_payloads(struct cox_executor *executor)
 {
     const struct cox_executor_options *options = &executor->options;
-    cox_large_payload_sender_init(&executor->blocks.sender);
+    cox_large_payload_sender_init(&executor->large_payloads.sender);
     if (options->memory.refuse_large_payloads || !executor->geometry.mode->limits.extensions)
         return;
-    executor->blocks.request_size_max = options->memory.large_payload_size_max
-                                            ? options->memory.large_payload_size_max
-                                            : LARGE_PAYLOAD_SIZE_MAX;
-    executor->blocks.reply_limits.size_max =
+    executor->large_payloads.request_size_max = options->memory.large_payload_size_max
+                                                    ? options->memory.large_payload_size_max
+                                                    : LARGE_PAYLOAD_SIZE_MAX;
+    executor->large_payloads.reply_limits.size_max =
         options->memory.reply_size_max ? options->memory.reply_size_max : REPLY_SIZE_MAX;
 }
 
@@ -504,7 +504,7 @@ int cox_executor_start_remote(const struct cox_executor_options *options,
     memcpy(executor->name, name, sizeof name);
     executor->mark = cox_peer_own_mark();
     cox_name_objects(executor->objects, name, &geometry);
-    executor_choose_blocks(executor);
+    executor_choose_large_payloads(executor);
     r = executor_open_nodes(executor, err);
     if (r) {
         cox_executor_free(executor);
@@ -541,7 +541,7 @@ int cox_executor_start_remote(const struct cox_executor_options *options,
     }
     if (geometry.mode->limits.rank_words && !options->memory.keep_names)
         executor_unlink(executor);
-    executor->blocks.reply_limits.socket_path =
+    executor->large_payloads.reply_limits.socket_path =
         cox_executor_socket(executor); /* before any request */
     cox_fault_point(COX_FAULT_STARTED);
     *ret_executor = executor; /* before any hook */
@@ -734,7 +734,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     executor->memory = cox_attach_free(executor->memory);
     cox_control_close(&executor->control);
     cox_init_record_free(executor->init_record);
-    cox_large_payload_sender_deinit(&executor->blocks.sender);
+    cox_large_payload_sender_deinit(&executor->large_payloads.sender);
     cox_kv_caches_free(executor->kv_caches);
     if (executor->nodes)
         executor->nodes_library->close(executor->nodes);

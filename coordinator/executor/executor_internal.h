@@ -47,7 +47,7 @@ struct cox_executor {
     struct cox_collector collectors[COX_TWO_WAY_COUNT];
     /* With options.collect: each rank's eventfd for cox_executor_fd; -1: not made. */
     int notify_fds[COX_RANK_COUNT_MAX];
-    struct cox_blocks_choice blocks;
+    struct cox_large_payload_choice large_payloads;
     struct cox_last_errors last_errors;
     struct cox_recorders recorders;
     struct cox_incidents incidents;

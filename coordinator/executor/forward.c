@@ -157,7 +157,7 @@ int cox_executor_forward(struct cox_executor *executor, const struct cox_transpo
                      cox_channel_name(collector->channel->id));
     if (r == 0)
         r = cox_collector_skip(collector, request->sequence, err);
-    cox_collector_release_blocks(collector);
+    cox_collector_release_payloads(collector);
     if (r == 0)
         r = cox_collector_begin(collector, &entry, err);
     if (r == 0 && request->type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT) {

@@ -165,8 +165,8 @@ static CoxswainRecording__Request *request_make(struct cox_executor *executor,
                              executor->geometry.depth, entry->sequence, &record);
     if (held)
         length = record.length;
-    to->has_size = held || entry->block_size;
-    to->size = entry->block_size ? entry->block_size : length;
+    to->has_size = held || entry->large_size;
+    to->size = entry->large_size ? entry->large_size : length;
     to->asked = calloc(collector->rank_count, sizeof *to->asked);
     to->pending = calloc(collector->rank_count, sizeof *to->pending);
     for (uint32_t rank = 0; to->asked && to->pending && rank < collector->rank_count; rank++) {

@@ -25,7 +25,7 @@
 #include <string.h>
 
 /* A number outside ExecuteType. */
-#define NO_TYPE (COX_TYPE_OPAQUE_BLOCK - 1)
+#define NO_TYPE (COX_TYPE_OPAQUE_LARGE - 1)
 
 /* Returns 0; COX_TOO_LARGE; COX_INVALID: a string of the message is no UTF-8. */
 COX_HOT static int payload_pack(const struct cox_payload *payload, uint8_t *frame, size_t capacity,
@@ -53,21 +53,21 @@ COX_HOT static int payload_pack(const struct cox_payload *payload, uint8_t *fram
 }
 
 /* Memory of the frame for a payload, and the payload in it. */
-static int block_write(struct cox_collector *collector, const struct cox_payload *payload,
-                       uint64_t sequence, size_t size, struct cox_large_payload **ret_block,
-                       size_t *ret_packed, struct cox_error *err)
+static int payload_write(struct cox_collector *collector, const struct cox_payload *payload,
+                         uint64_t sequence, size_t size, struct cox_large_payload **ret_payload,
+                         size_t *ret_packed, struct cox_error *err)
 {
     const struct iovec whole = {(void *)(uintptr_t)payload->bytes, size};
     const struct iovec *parts = payload->bytes ? &whole : payload->parts;
-    const struct cox_block_content content = {
+    const struct cox_payload_content content = {
         .memory = payload->memory,
         .parts = size > COX_LARGE_PAYLOAD_KEEP_SIZE ? parts : NULL,
     };
     *ret_packed = size;
-    int r = cox_collector_prepare_block(collector, sequence, &content, size, ret_block, err);
+    int r = cox_collector_prepare_payload(collector, sequence, &content, size, ret_payload, err);
     if (r || content.memory || content.parts)
         return r;
-    r = payload_pack(payload, (*ret_block)->region.base, (*ret_block)->region.size, ret_packed,
+    r = payload_pack(payload, (*ret_payload)->region.base, (*ret_payload)->region.size, ret_packed,
                      NULL);
     COX_ASSERT(r == 0);
     return 0;
@@ -88,19 +88,20 @@ static int payload_pack_away(const struct cox_payload *payload, size_t size,
         COX_ASSERT(r == 0);
         entry->away = *ret_owned;
     }
-    entry->block_size = packed;
+    entry->large_size = packed;
     return 0;
 }
 
 /* A payload that does not fit the frame is sent out of line, and the frame has the reference.
  * Without the collector's lock. */
-static int payload_pack_block(struct cox_collector *collector, const struct cox_payload *payload,
-                              struct cox_entry *entry, uint8_t *frame, size_t capacity,
-                              size_t *ret_length, void **ret_owned, struct cox_error *err)
+static int payload_pack_out_of_line(struct cox_collector *collector,
+                                    const struct cox_payload *payload, struct cox_entry *entry,
+                                    uint8_t *frame, size_t capacity, size_t *ret_length,
+                                    void **ret_owned, struct cox_error *err)
 {
     const char *name = cox_channel_name(collector->channel->id);
     const size_t size = payload->request ? cox_wire_request_size(payload->request) : payload->size;
-    uint64_t size_max = collector->blocks->request_size_max;
+    uint64_t size_max = collector->large_payloads->request_size_max;
     if ((payload->request || payload->packed) && size_max > INT32_MAX) /* protobuf's own limit */
         size_max = INT32_MAX;
     if (size_max == 0)
@@ -110,10 +111,10 @@ static int payload_pack_block(struct cox_collector *collector, const struct cox_
             size, capacity);
     if (size > size_max)
         return cox_fail(err, COX_TOO_LARGE,
-                        "%s: a request of %zu bytes, a frame holds %zu and a block %" PRIu64
+                        "%s: a request of %zu bytes, a frame holds %zu and a large payload %" PRIu64
                         " at most",
                         name, size, capacity, size_max);
-    struct cox_large_payload *block;
+    struct cox_large_payload *large;
     struct cox_error why = {0};
     size_t packed;
     if (collector->transport) {
@@ -121,11 +122,11 @@ static int payload_pack_block(struct cox_collector *collector, const struct cox_
         int r = payload_pack_away(payload, size, entry, ret_owned);
         return r ? cox_fail(err, r, "%s: no memory for a request of %zu bytes", name, size) : 0;
     }
-    int r = block_write(collector, payload, entry->sequence, size, &block, &packed, &why);
+    int r = payload_write(collector, payload, entry->sequence, size, &large, &packed, &why);
     if (r)
         return cox_fail(err, r, "%s: a request of %zu bytes: %s", name, size, why.text);
     cox_fault_point(COX_FAULT_LARGE_PAYLOAD_WRITTEN);
-    struct cox_large_payload_ref ref = cox_large_payload_refer(block, packed);
+    struct cox_large_payload_ref ref = cox_large_payload_refer(large, packed);
     Coxswain__LargePayloadRef reference;
     Coxswain__ExecuteRequest outer = COXSWAIN__EXECUTE_REQUEST__INIT;
     cox_large_payload_ref_fill(&reference, &ref);
@@ -140,7 +141,7 @@ static int payload_pack_block(struct cox_collector *collector, const struct cox_
     }
     r = cox_wire_request_pack(&outer, frame, capacity, ret_length);
     COX_ASSERT(r == 0); /* the smallest frame has room for it */
-    entry->block_size = packed;
+    entry->large_size = packed;
     return 0;
 }
 
@@ -155,7 +156,8 @@ COX_HOT int cox_executor_pack(struct cox_collector *collector, const struct cox_
     int r = payload_pack(payload, frame, capacity, &length, err);
     if (r == COX_TOO_LARGE) { /* writing a gigabyte takes time */
         pthread_mutex_unlock(&collector->lock);
-        r = payload_pack_block(collector, payload, entry, frame, capacity, &length, &owned, err);
+        r = payload_pack_out_of_line(collector, payload, entry, frame, capacity, &length, &owned,
+                                     err);
         pthread_mutex_lock(&collector->lock);
     }
     if (r == 0)
@@ -183,7 +185,7 @@ COX_HOT static int executor_publish(struct cox_executor *executor,
         /* The first rank in an init leaves the rank group, in which others may not have finished
          * the step. */
         r = cox_fail(err, COX_FULL, "%s: an init waits for the end of the steps in flight", name);
-    cox_collector_release_blocks(collector);
+    cox_collector_release_payloads(collector);
     if (r == 0)
         r = cox_collector_begin(collector, entry, err);
     if (r == 0 && entry->epoch && entry->epoch != cox_executor_epoch(executor)) {

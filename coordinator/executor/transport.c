@@ -169,16 +169,16 @@ static int reply_out_of_line(struct cox_executor *executor, enum cox_channel_id 
                              uint8_t *slot, size_t capacity, size_t *ret_length,
                              struct cox_error *err)
 {
-    struct cox_large_payload *block = remote_reply(executor, channel, rank, sequence);
+    struct cox_large_payload *payload = remote_reply(executor, channel, rank, sequence);
     struct cox_error why = {0};
-    if (size > executor->blocks.reply_limits.size_max)
+    if (size > executor->large_payloads.reply_limits.size_max)
         return cox_fail(err, COX_NO_SPACE, "a reply of %zu bytes, at most %" PRIu64 " are taken",
-                        size, executor->blocks.reply_limits.size_max);
-    int r = cox_large_payload_reserve(&executor->blocks.sender, NULL, size, block, &why);
+                        size, executor->large_payloads.reply_limits.size_max);
+    int r = cox_large_payload_reserve(&executor->large_payloads.sender, NULL, size, payload, &why);
     if (r)
         return cox_fail(err, COX_NO_SPACE, "a reply of %zu bytes: %s", size, why.text);
-    memcpy(block->region.base, bytes, size);
-    struct cox_large_payload_ref ref = cox_large_payload_refer(block, size);
+    memcpy(payload->region.base, bytes, size);
+    struct cox_large_payload_ref ref = cox_large_payload_refer(payload, size);
     Coxswain__LargePayloadRef reference;
     Coxswain__ExecuteResponse outer = COXSWAIN__EXECUTE_RESPONSE__INIT;
     cox_large_payload_ref_fill(&reference, &ref);
@@ -299,7 +299,7 @@ int cox_executor_open_transport(struct cox_executor *executor, struct cox_error 
         calloc(remote_reply_count(executor), sizeof *executor->remote_replies);
     if (!executor->remote_replies)
         return cox_fail(err, -ENOMEM, "no memory for the replies of other nodes");
-    executor->blocks.reply_limits.origin = getpid();
+    executor->large_payloads.reply_limits.origin = getpid();
     int r = transport->start(transport->context, executor, &transport_host, err);
     for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++)
         r = transport->open(transport->context, rank, 1, err);
@@ -323,5 +323,5 @@ void cox_executor_close_transport(struct cox_executor *executor)
         transport_died(executor, rank, "was left to its node at the end of the group", false, 0,
                        -1);
     for (size_t i = 0; i < remote_reply_count(executor); i++)
-        cox_large_payload_drop(&executor->blocks.sender, &executor->remote_replies[i]);
+        cox_large_payload_drop(&executor->large_payloads.sender, &executor->remote_replies[i]);
 }

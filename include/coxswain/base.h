@@ -59,7 +59,7 @@ enum cox_digest {
 #define COX_TYPE_OPAQUE 0xffffffffu
 /* Only in the record of a frame: the opaque bytes are out of line, and the frame has an
  * ExecuteRequest with a handle to them. */
-#define COX_TYPE_OPAQUE_BLOCK 0xfffffffeu
+#define COX_TYPE_OPAQUE_LARGE 0xfffffffeu
 
 /* How workers attach the memory of their group. */
 enum cox_attach {

@@ -404,7 +404,7 @@ void cox_story_path(const struct cox_story *story, enum cox_channel_id channel, 
 const char *cox_story_type(uint32_t type, char buffer[24])
 {
     const struct cox_operation *operation =
-        cox_operation_find(type == COX_TYPE_OPAQUE_BLOCK ? COX_TYPE_OPAQUE : type);
+        cox_operation_find(type == COX_TYPE_OPAQUE_LARGE ? COX_TYPE_OPAQUE : type);
     if (operation && operation->name)
         return operation->name;
     snprintf(buffer, 24, "type %" PRIu32, type);

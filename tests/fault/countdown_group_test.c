@@ -38,7 +38,7 @@ static void memory_restore(void)
     cox_control_close(&control);
 }
 
-static struct cox_blocks_choice blocks;
+static struct cox_large_payload_choice blocks;
 
 CONSTRUCT(gathering_init, cox_gathering_init(object, &control.geometry, COX_CHANNEL_EXECUTE))
 DESTROY(gathering_deinit, cox_gathering_deinit(object))

@@ -6,7 +6,7 @@
 #include "countdown.h"
 #include "testing.h"
 
-#define BLOCK_SIZE 100000
+#define PAYLOAD_SIZE 100000
 
 static struct cox_large_payload_sender sender;
 static struct cox_payload_memory_pool pool;
@@ -26,36 +26,36 @@ static void sender_prepare(void)
 static void sender_restore(void)
 {
     cox_large_payload_drop(&sender, &kept);
-    assert_int_equal(atomic_load(&sender.block_count), 0);
-    assert_int_equal(atomic_load(&sender.block_bytes), 0);
+    assert_int_equal(atomic_load(&sender.payload_count), 0);
+    assert_int_equal(atomic_load(&sender.payload_bytes), 0);
     cox_large_payload_sender_deinit(&sender);
     cox_payload_memory_pool_deinit(&pool);
 }
 
 static int reserve(void *object, struct cox_error *err)
 {
-    struct cox_large_payload block = {0};
-    int r = cox_large_payload_reserve(&sender, NULL, BLOCK_SIZE, &block, err);
+    struct cox_large_payload payload = {0};
+    int r = cox_large_payload_reserve(&sender, NULL, PAYLOAD_SIZE, &payload, err);
     if (r == 0)
-        memcpy(object, &block, sizeof block);
+        memcpy(object, &payload, sizeof payload);
     return r;
 }
 
 static int fill(void *object, struct cox_error *err)
 {
-    static uint8_t bytes[BLOCK_SIZE];
+    static uint8_t bytes[PAYLOAD_SIZE];
     const struct iovec parts[] = {{bytes, 1}, {bytes, 0}, {bytes, sizeof bytes - 1}};
-    struct cox_large_payload block = {0};
-    int r = cox_large_payload_fill(&sender, NULL, parts, sizeof bytes, &block, err);
+    struct cox_large_payload payload = {0};
+    int r = cox_large_payload_fill(&sender, NULL, parts, sizeof bytes, &payload, err);
     if (r == 0)
-        memcpy(object, &block, sizeof block);
+        memcpy(object, &payload, sizeof payload);
     return r;
 }
 
 static int adopt(void *object, struct cox_error *err)
 {
-    static const uint8_t bytes[BLOCK_SIZE];
-    struct cox_large_payload block = {0};
+    static const uint8_t bytes[PAYLOAD_SIZE];
+    struct cox_large_payload payload = {0};
     struct cox_payload_memory *memory = NULL;
     int r = cox_payload_memory_take(&pool, sizeof bytes, &memory, err);
     if (r == 0 && !cox_payload_memory_bytes(memory))
@@ -63,10 +63,10 @@ static int adopt(void *object, struct cox_error *err)
     if (r == 0)
         r = cox_payload_memory_finish(memory, err);
     if (r == 0)
-        r = cox_large_payload_adopt(&sender, NULL, memory, sizeof bytes, &block, err);
+        r = cox_large_payload_adopt(&sender, NULL, memory, sizeof bytes, &payload, err);
     cox_payload_memory_unref(memory);
     if (r == 0)
-        memcpy(object, &block, sizeof block);
+        memcpy(object, &payload, sizeof payload);
     return r;
 }
 
@@ -75,7 +75,7 @@ DESTROY(drop, cox_large_payload_drop(&sender, object))
 static void sender_prepare_kept(void)
 {
     sender_prepare();
-    assert_int_equal(cox_large_payload_reserve(&sender, NULL, BLOCK_SIZE, &kept, NULL), 0);
+    assert_int_equal(cox_large_payload_reserve(&sender, NULL, PAYLOAD_SIZE, &kept, NULL), 0);
 }
 
 /* Replaces a payload that is too small: after a failure there is none. */
@@ -117,7 +117,7 @@ static int view_map_of_any_start(void *object, struct cox_error *err)
 static int lazy_copy(void *object, struct cox_error *err)
 {
     void *bytes;
-    int r = cox_lazy_copy_new(file_fd, BLOCK_SIZE, BLOCK_SIZE, NULL, &bytes);
+    int r = cox_lazy_copy_new(file_fd, PAYLOAD_SIZE, PAYLOAD_SIZE, NULL, &bytes);
     if (r)
         return cox_fail(err, r, "memory for a copy: %s", cox_status_text(r));
     memcpy(object, &bytes, sizeof bytes);
@@ -130,7 +130,7 @@ static int view_copy(void *object, struct cox_error *err)
     void *bytes;
     int r = view_map(&view, err);
     if (r == 0)
-        r = cox_large_payload_view_copy(&view, BLOCK_SIZE, &child, &bytes, err);
+        r = cox_large_payload_view_copy(&view, PAYLOAD_SIZE, &child, &bytes, err);
     cox_large_payload_view_drop(&view);
     if (r)
         return r;
@@ -165,11 +165,11 @@ PLAIN_TEST(m3_b15_b19_b29_b47_any_call_may_fail)
 static void child_say(void *ret)
 {
     static struct cox_large_payload_sender of_child;
-    static struct cox_large_payload block;
+    static struct cox_large_payload payload;
     cox_large_payload_sender_init(&of_child);
-    COX_ASSERT(cox_large_payload_reserve(&of_child, NULL, BLOCK_SIZE, &block, NULL) == 0);
-    memcpy(block.region.base, "of the child", 12);
-    *(struct cox_large_payload_ref *)ret = cox_large_payload_refer(&block, BLOCK_SIZE);
+    COX_ASSERT(cox_large_payload_reserve(&of_child, NULL, PAYLOAD_SIZE, &payload, NULL) == 0);
+    memcpy(payload.region.base, "of the child", 12);
+    *(struct cox_large_payload_ref *)ret = cox_large_payload_refer(&payload, PAYLOAD_SIZE);
 }
 
 int main(void)
@@ -177,7 +177,7 @@ int main(void)
     child.pid = countdown_child(child_say, &foreign, sizeof foreign);
     COX_ASSERT(cox_peer_start_time(child.pid, &child.start) == 0);
     file_fd = memfd_create("countdown", MFD_CLOEXEC);
-    COX_ASSERT(file_fd >= 0 && ftruncate(file_fd, BLOCK_SIZE) == 0);
+    COX_ASSERT(file_fd >= 0 && ftruncate(file_fd, PAYLOAD_SIZE) == 0);
     int failed = test_run(NULL, NULL);
     test_kill_child(child.pid);
     close(file_fd);

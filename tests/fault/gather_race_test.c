@@ -99,7 +99,7 @@ TEST(p3_an_reply_in_time_is_no_timeout_however_late_it_is_looked_at)
     }
 }
 
-/* The request was in a block that is too large to be kept (COX_LARGE_PAYLOAD_KEEP_SIZE), which is
+/* The request was in memory that is too large to be kept (COX_LARGE_PAYLOAD_KEEP_SIZE), which is
  * given back behind the handler; that may take as long as it likes. */
 TEST(p8_m3_memory_is_given_back_when_the_handler_has_returned)
 {

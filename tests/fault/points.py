@@ -137,7 +137,7 @@ EXEMPT = {
     ("coordinator/executor/submit.c", "payload_pack", "cox_parts_join(frame"): CALLERS,
     ("worker/loop/take_reply.c", "cox_worker_reply_parts", "cox_parts_join(slot"): "cox_channel_thread_send behind it commits, and is in another file",
     ("coordinator/executor/submit.c", "payload_pack", "cox_wire_request_pack("): CALLERS,
-    ("coordinator/executor/submit.c", "payload_pack_block", "cox_wire_request_pack("): CALLERS,
+    ("coordinator/executor/submit.c", "payload_pack_out_of_line", "cox_wire_request_pack("): CALLERS,
     ("coordinator/executor/submit.c", "block_write", "payload_pack("): CALLERS,
     ("coordinator/executor/submit.c", "payload_pack_away", "payload_pack("): "private memory, which the transport copies",
     ("coordinator/process/launch.c", "cox_launch_clone", "clone("): CALLERS,

@@ -326,7 +326,7 @@ static bool obey_here(struct take *take, const struct cox_worker_request *reques
 static void obey_opaque(struct take *take, const struct cox_worker_request *request)
 {
     struct cox_error why = {0}, err = {0};
-    /* What is long comes from elsewhere, and goes in a block where it does not fit the slot. */
+    /* What is long comes from elsewhere, and goes out of line where it does not fit the slot. */
     const bool long_reply = request->size > 5 && memcmp(request->bytes, "size ", 5) == 0;
     uint8_t *place = long_reply ? take->buffer : request->reply;
     const size_t room = long_reply ? BUFFER_SIZE : request->reply_capacity;

@@ -153,7 +153,7 @@ def test_m3_p3_status_reports_large_payloads():
             expect(group.stop(), 0)
     with Group(2, [*small, "--size", "large-payload=0"]) as group:
         refused = group.generate(text="\n".join(prompts) + "\n")
-        check(refused.status == 3 and "a slot holds 252, and there are no blocks" in refused.err, "not refused", refused)
+        check(refused.status == 3 and "a slot holds 252, and there are no large payloads" in refused.err, "not refused", refused)
         expect(group.stop(), 0)
     check(results[0] == results[1], "another text")
 

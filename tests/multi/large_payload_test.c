@@ -33,19 +33,19 @@ static struct test_group *small_group(uint32_t rank_count)
 /* ---- which process holds how much of it ---- */
 
 struct held {
-    /* memory of blocks that are kept, by inode */
-    size_t blocks;
+    /* memory of large payloads that is kept, by inode */
+    size_t payloads;
     size_t large;
     uint64_t bytes;
 };
 
 static void held_add(struct held *held, uint64_t inodes[64], uint64_t inode, uint64_t size)
 {
-    for (size_t i = 0; i < held->blocks; i++)
+    for (size_t i = 0; i < held->payloads; i++)
         if (inodes[i] == inode)
             return;
-    assert_true(held->blocks < 64);
-    inodes[held->blocks++] = inode;
+    assert_true(held->payloads < 64);
+    inodes[held->payloads++] = inode;
     held->bytes += size;
     held->large += size > COX_LARGE_PAYLOAD_KEEP_SIZE;
 }
@@ -68,7 +68,7 @@ static struct held held_by(pid_t pid)
 }
 
 /* Open, or mapped. */
-static size_t fds_of_blocks(pid_t pid)
+static size_t fds_of_payloads(pid_t pid)
 {
     char path[64], target[128];
     size_t count = 0;
@@ -104,7 +104,7 @@ static void expect_nothing_held(struct test_group *g, uint64_t dead)
         AWAIT(dead >> rank & 1 || held_by(test_pid(g, rank)).large == 0);
     /* One fd for each that is kept, and none for what is gone; the control socket's copies are here
      * as well, and another thread closes them. */
-    AWAIT(fds_of_blocks(getpid()) <= 2 * held_by(getpid()).blocks + 4 * rank_count);
+    AWAIT(fds_of_payloads(getpid()) <= 2 * held_by(getpid()).payloads + 4 * rank_count);
 }
 
 /* ---- requests ---- */
@@ -334,7 +334,7 @@ TEST(m3_requests_and_replies_around_a_frame_and_far_beyond_come_whole)
         }
 }
 
-TEST(m3_messages_travel_in_blocks_as_well)
+TEST(m3_messages_travel_out_of_line_as_well)
 {
     FOR_EACH_N(n)
     {
@@ -414,8 +414,8 @@ TEST(m3_all_ranks_read_the_one_memory_of_the_coordinator_in_place)
     }
 }
 
-/* The next request in the frame finds the block, mapped already, as long as it fits. */
-TEST(m3_blocks_of_moderate_size_are_kept_for_the_next)
+/* The next request in the frame finds the memory, mapped already, as long as it fits. */
+TEST(m3_memory_of_moderate_size_is_kept_for_the_next)
 {
     struct cox_executor_options options = small_options(2);
     options.depth = 1;
@@ -433,13 +433,13 @@ TEST(m3_blocks_of_moderate_size_are_kept_for_the_next)
         assert_int_equal(strncmp(look.words[0], seen, 60) == 0, cases[i].same);
         snprintf(seen, sizeof seen, "%.60s", look.words[0]);
         expect_nothing_held(g, 0);
-        assert_int_equal(held_by(getpid()).blocks, cases[i].size <= COX_LARGE_PAYLOAD_KEEP_SIZE);
-        assert_int_equal(held_by(cox_executor_pid(test_group_executor(g), 1)).blocks,
+        assert_int_equal(held_by(getpid()).payloads, cases[i].size <= COX_LARGE_PAYLOAD_KEEP_SIZE);
+        assert_int_equal(held_by(cox_executor_pid(test_group_executor(g), 1)).payloads,
                          cases[i].size <= COX_LARGE_PAYLOAD_KEEP_SIZE);
     }
     test_group_free(g);
-    assert_int_equal(held_by(getpid()).blocks, 0);
-    assert_int_equal(fds_of_blocks(getpid()), 0);
+    assert_int_equal(held_by(getpid()).payloads, 0);
+    assert_int_equal(fds_of_payloads(getpid()), 0);
 }
 
 /* ---- both directions ---- */
@@ -485,7 +485,7 @@ TEST(p11_both_directions_full_at_once_get_through)
 
 /* ---- limits ---- */
 
-TEST(m3_what_is_too_large_even_for_a_block_is_refused_with_all_sizes)
+TEST(m3_what_is_too_large_even_out_of_line_is_refused_with_all_sizes)
 {
     struct cox_executor_options options = small_options(2);
     options.memory.large_payload_size_max = 100000;
@@ -496,13 +496,13 @@ TEST(m3_what_is_too_large_even_for_a_block_is_refused_with_all_sizes)
     assert_int_equal(ask_line(g, 100001, 0, &look, "sum"), COX_TOO_LARGE);
     assert_contains(last_error.text, " 100001 bytes");
     assert_contains(last_error.text, "holds 16380");
-    assert_contains(last_error.text, "a block 100000 at most");
+    assert_contains(last_error.text, "a large payload 100000 at most");
     expect_replies(g, 2, 200000);
     assert_int_equal(ask_line(g, 100, 0, &look, "only 1 size 200001"), COX_REJECTED);
     assert_int_equal(look.outcomes[1], COX_OUTCOME_ERROR);
     assert_int_equal(look.codes[1], COX_TOO_LARGE);
     assert_contains(look.texts[1], "200001 bytes");
-    assert_contains(look.texts[1], "a block 200000 at most");
+    assert_contains(look.texts[1], "a large payload 200000 at most");
     uint64_t digest;
     assert_int_equal(ask_init(g, 100000, 0, &look, &digest), COX_TOO_LARGE);
     expect_whole(g, 2, 100000);
@@ -521,7 +521,8 @@ TEST(m3_without_large_payloads_it_is_refused_as_ever)
     expect_replies(g, 2, ROOM);
     assert_int_equal(ask_line(g, 100, 0, &look, "only 0 size 16381"), COX_REJECTED);
     assert_int_equal(look.codes[0], COX_TOO_LARGE);
-    assert_contains(look.texts[0], "16381 bytes, a slot holds 16380, and there are no blocks");
+    assert_contains(look.texts[0],
+                    "16381 bytes, a slot holds 16380, and there are no large payloads");
     expect_whole(g, 2, ROOM);
 }
 
@@ -582,7 +583,7 @@ TEST(m3_an_reply_may_grow_shrink_and_stay_small)
 
 /* ---- freed once, whatever happens ---- */
 
-TEST(m3_a_late_rank_keeps_the_block_until_it_has_returned_it)
+TEST(m3_a_late_rank_keeps_the_memory_until_it_has_returned_it)
 {
     OWN_GROUP *g = small_group(2);
     struct test_pipe *pipe = test_pipe_new();
@@ -590,7 +591,7 @@ TEST(m3_a_late_rank_keeps_the_block_until_it_has_returned_it)
     char line[300];
     snprintf(line, sizeof line, "only 1 hold %s", test_pipe_path(pipe));
     BYTES bytes = bytes_make(8 * MIB, line);
-    /* The machine may be slow, so the block may be opened late; but it is read, and held, beyond
+    /* The machine may be slow, so the memory may be opened late; but it is read, and held, beyond
      * the deadline. */
     assert_int_equal(ask(g, &bytes, 500, &look), COX_TIMEOUT);
     assert_int_equal(look.outcomes[1], COX_OUTCOME_LATE);
@@ -604,7 +605,7 @@ TEST(m3_a_late_rank_keeps_the_block_until_it_has_returned_it)
     expect_whole(g, 2, 8 * MIB);
 }
 
-TEST(m3_a_late_reply_in_a_block_is_dropped_and_freed)
+TEST(m3_a_late_reply_out_of_line_is_dropped_and_freed)
 {
     OWN_GROUP *g = small_group(2);
     struct test_pipe *pipe = test_pipe_new();
@@ -633,7 +634,7 @@ static void expect_death(struct test_group *g, size_t size, const char *line)
     expect_nothing_held(g, 0);
 }
 
-TEST(m3_a_rank_that_dies_reading_or_writing_a_block_leaves_nothing)
+TEST(m3_a_rank_that_dies_reading_or_writing_out_of_line_leaves_nothing)
 {
     test_needs_processes();
     OWN_GROUP *g = small_group(3);
@@ -645,7 +646,7 @@ TEST(m3_a_rank_that_dies_reading_or_writing_a_block_leaves_nothing)
 }
 
 #if COX_TESTING
-TEST(m3_a_rank_killed_at_any_step_of_a_block_leaves_nothing)
+TEST(m3_a_rank_killed_at_any_step_of_a_large_payload_leaves_nothing)
 {
     test_needs_processes();
     static const char *const points[] = {
@@ -660,7 +661,7 @@ TEST(m3_a_rank_killed_at_any_step_of_a_block_leaves_nothing)
         struct look look;
         BYTES bytes = bytes_make(8 * MIB, "size 8000000");
         int r = ask(g, &bytes, 0, &look);
-        /* Once it has replied, that may count, if its block is open before it is gone. */
+        /* Once it has replied, that may count, if its memory is open before it is gone. */
         if (r != COX_PEER_DEAD && !(r == 0 && strstr(points[i], "done")))
             fail_msg("%s: %d: %s", points[i], r, last_error.text);
         unsetenv("COXSWAIN_FAULT");
@@ -716,13 +717,13 @@ TEST(m3_a_forged_reference_is_corrupt_for_that_rank_alone)
         expect_whole(g, 3, 20000);
         expect_replies(g, 3, 20000);
     }
-    assert_int_equal(fds_of_blocks(getpid()) > 0, 1);
+    assert_int_equal(fds_of_payloads(getpid()) > 0, 1);
 }
 
-/* ---- ways to a block ---- */
+/* ---- ways to the memory ---- */
 
 /* Fds cannot be taken from process to process: the control socket has them, or /proc. */
-TEST(m3_a_block_opens_where_pidfd_getfd_is_denied)
+TEST(m3_a_large_payload_opens_where_pidfd_getfd_is_denied)
 {
     test_needs_processes();
     test_needs(test_can_take_fds());

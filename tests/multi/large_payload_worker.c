@@ -225,7 +225,7 @@ static bool forge_handle(const char *how, struct cox_large_payload_ref *ref)
     return true;
 }
 
-/* In place of the block: another object, and the size that is said of it; 0: that of the block. */
+/* In place of the memory: another object, and the size that is said of it; 0: that of the memory. */
 static const struct {
     const char *how, *path; /* NULL: a memfd */
     int flags;              /* or its seals */
@@ -290,12 +290,12 @@ static int reply_forged(const struct call *c, const char *words)
     const struct cox_layout_channel_state *shared =
         cox_state_channel(&worker->control, COX_CHANNEL_EXECUTE);
     const uint64_t sequence = thread->taken;
-    uint8_t *block;
-    int r = cox_channel_thread_reserve_block(thread, sequence, 1 << 20, &block, c->err);
+    uint8_t *large;
+    int r = cox_channel_thread_reserve_payload(thread, sequence, 1 << 20, &large, c->err);
     if (r)
         return r;
-    memset(block, 0xff, 1 << 20);
-    struct cox_large_payload_ref ref = cox_channel_thread_refer_block(thread, sequence, 1 << 20);
+    memset(large, 0xff, 1 << 20);
+    struct cox_large_payload_ref ref = cox_channel_thread_refer_payload(thread, sequence, 1 << 20);
     const size_t told = forge(how, &ref);
     Coxswain__LargePayloadRef reference;
     Coxswain__ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;

@@ -77,7 +77,7 @@ PLAIN_TEST(frames_as_bytes)
 /* Whoever sends it: an agent looks into all other payloads. */
 PLAIN_TEST(opaque_requests_alone_are_passed_on)
 {
-    static const uint32_t types[] = {0, 1, 1000, COX_TYPE_OPAQUE_BLOCK, COX_TYPE_OPAQUE};
+    static const uint32_t types[] = {0, 1, 1000, COX_TYPE_OPAQUE_LARGE, COX_TYPE_OPAQUE};
     uint32_t count = 0;
     for (uint32_t kind = 1; kind < COX_FRAME_KIND_COUNT; kind++)
         for (uint32_t channel = 0; channel < COX_TWO_WAY_COUNT; channel++)

@@ -25,13 +25,13 @@ PLAIN_TEST(m4_b33_an_reply_larger_than_what_is_free_is_refused)
     assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
     assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
     assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &rank.ref.handle, NULL), 0);
-    assert_int_equal(cox_gathering_take_block(&gathering, &reply_limits, &view, 0, COX_TYPE_OPAQUE),
+    assert_int_equal(cox_gathering_take_large(&gathering, &reply_limits, &view, 0, COX_TYPE_OPAQUE),
                      0);
     assert_null(view.region.base);
     assert_int_equal(result.outcome, COX_OUTCOME_ERROR);
     assert_int_equal(result.code, COX_NO_SPACE);
     assert_contains(result.text, "available");
-    assert_null(rank.block);
+    assert_null(rank.large);
     cox_exporter_free(exporter);
 }
 

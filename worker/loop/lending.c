@@ -177,7 +177,7 @@ bool cox_lending_lend(struct cox_channel_thread *thread)
         struct cox_lent *entry = lending_entry(thread, served->request.sequence);
         entry->state = COX_LENT_LENT;
         entry->kind = served->kind;
-        entry->in_block = served->in_block;
+        entry->out_of_line = served->out_of_line;
         /* relaxed: a later call of next sees it, since `taking` comes after it. */
         atomic_store_explicit(&lending->typed, served->kind != COX_LENT_OPAQUE,
                               memory_order_relaxed);

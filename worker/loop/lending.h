@@ -60,7 +60,7 @@ struct cox_lent {
     enum cox_lent_kind kind;
     enum cox_lent_wakeup wakeup;
     /* the request came out of line: its bytes are in the channel thread's view of a payload */
-    bool in_block;
+    bool out_of_line;
     uint64_t taken_ns;
 };
 

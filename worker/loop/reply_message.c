@@ -105,10 +105,10 @@ COX_HOT static inline void response_head(const struct cox_channel_thread *thread
     response->rank = (int32_t)thread->worker->options.rank;
 }
 
-void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t sequence,
-                                   uint32_t type, uint64_t size)
+void cox_channel_thread_send_payload(struct cox_channel_thread *thread, uint64_t sequence,
+                                     uint32_t type, uint64_t size)
 {
-    struct cox_large_payload_ref ref = cox_channel_thread_refer_block(thread, sequence, size);
+    struct cox_large_payload_ref ref = cox_channel_thread_refer_payload(thread, sequence, size);
     Coxswain__LargePayloadRef reference;
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     cox_large_payload_ref_fill(&reference, &ref);
@@ -123,23 +123,23 @@ void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t s
 
 /* Sends a reply that does not fit the slot. Returns 0: it is sent; or why not, in the channel
  * thread's error. */
-static int thread_reply_in_block(struct cox_channel_thread *thread, uint64_t sequence,
-                                 uint32_t type, const ExecuteResponse *response, size_t capacity)
+static int thread_reply_out_of_line(struct cox_channel_thread *thread, uint64_t sequence,
+                                    uint32_t type, const ExecuteResponse *response, size_t capacity)
 {
     const size_t size = cox_wire_response_size(response);
-    uint8_t *block;
+    uint8_t *large;
     size_t length;
     thread->error.code = 0;
-    if (!cox_channel_thread_has_blocks(thread))
+    if (!cox_channel_thread_has_payloads(thread))
         return cox_fail(&thread->error, COX_TOO_LARGE,
                         "the reply has %zu bytes, a slot holds %zu: use a larger response region",
                         size, capacity);
-    int r = cox_channel_thread_reserve_block(thread, sequence, size, &block, &thread->error);
+    int r = cox_channel_thread_reserve_payload(thread, sequence, size, &large, &thread->error);
     if (r)
         return r;
-    r = cox_wire_response_pack(response, block, size, &length);
+    r = cox_wire_response_pack(response, large, size, &length);
     COX_ASSERT(r == 0);
-    cox_channel_thread_send_block(thread, sequence, type, length);
+    cox_channel_thread_send_payload(thread, sequence, type, length);
     return 0;
 }
 
@@ -199,7 +199,7 @@ COX_HOT void cox_channel_thread_reply(struct cox_channel_thread *thread, Execute
     response_head(thread, type, response);
     int r = failed ? 0 : cox_wire_response_pack(response, slot, capacity, &length);
     if (r == COX_TOO_LARGE) {
-        r = thread_reply_in_block(thread, sequence, type, response, capacity);
+        r = thread_reply_out_of_line(thread, sequence, type, response, capacity);
         if (r == 0)
             return;
         cox_channel_thread_fail(thread, response, r);

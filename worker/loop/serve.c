@@ -435,7 +435,7 @@ COX_HOT static void answer_opaque(struct cox_channel_thread *thread)
                      "more, before the reply is written",
                      reply->length, reply->capacity);
     if (r == 0 && reply->length > reply->slot_capacity) {
-        cox_channel_thread_send_block(thread, sequence, COX_TYPE_OPAQUE, reply->length);
+        cox_channel_thread_send_payload(thread, sequence, COX_TYPE_OPAQUE, reply->length);
         return;
     }
     if (r == 0 && !cox_channel_thread_begin_reply(thread, sequence))
@@ -443,7 +443,7 @@ COX_HOT static void answer_opaque(struct cox_channel_thread *thread)
     if (reply->bytes != reply->slot) { /* it grew */
         if (r == 0)
             memcpy(reply->slot, reply->bytes, reply->length);
-        cox_channel_thread_release_block(thread, sequence);
+        cox_channel_thread_release_payload(thread, sequence);
     }
     if (r == 0)
         cox_channel_thread_send(thread, sequence, reply->length, false);
@@ -496,22 +496,23 @@ COX_HOT static int thread_unpack(struct cox_channel_thread *thread)
     int r = thread_copy(thread, request);
     if (r == 0)
         r = thread_parse(thread, thread->copy, request->size, &message);
-    served->in_block = r == 0 && message->large_payload && cox_channel_thread_has_blocks(thread);
-    if (served->in_block)
-        r = cox_channel_thread_open_block(thread, request->sequence, message->large_payload,
-                                          &request->bytes, &request->size);
-    if (request->type == COX_TYPE_OPAQUE_BLOCK)
-        return r || served->in_block
+    served->out_of_line =
+        r == 0 && message->large_payload && cox_channel_thread_has_payloads(thread);
+    if (served->out_of_line)
+        r = cox_channel_thread_open_payload(thread, request->sequence, message->large_payload,
+                                            &request->bytes, &request->size);
+    if (request->type == COX_TYPE_OPAQUE_LARGE)
+        return r || served->out_of_line
                    ? r
                    : cox_fail(&thread->error, COX_CORRUPT,
                               "opaque bytes in a large payload without its reference");
-    if (served->in_block && r == 0) {
+    if (served->out_of_line && r == 0) {
         if (thread->worker->request_size_default)
             thread->arena.size_max += 2 * request->size;
         r = thread_parse(thread, request->bytes, request->size, &message);
     }
-    if (served->in_block)
-        cox_channel_thread_close_block(thread, request->sequence);
+    if (served->out_of_line)
+        cox_channel_thread_close_payload(thread, request->sequence);
     if (r == 0)
         thread->message = message;
     return r;
@@ -571,9 +572,9 @@ void cox_channel_thread_refuse(struct cox_channel_thread *thread, int status)
 void cox_channel_thread_close(struct cox_channel_thread *thread)
 {
     const struct cox_served *served = &thread->served;
-    if (served->in_block && served->request.type == COX_TYPE_OPAQUE) {
-        cox_channel_thread_close_block(thread, served->request.sequence);
-    } else if (served->in_block) { /* what the arena has grown for it is not kept */
+    if (served->out_of_line && served->request.type == COX_TYPE_OPAQUE) {
+        cox_channel_thread_close_payload(thread, served->request.sequence);
+    } else if (served->out_of_line) { /* what the arena has grown for it is not kept */
         cox_arena_deinit(&thread->arena);
         cox_arena_init(&thread->arena, 0, thread->worker->options.request_size_max);
     }
@@ -589,7 +590,7 @@ COX_HOT __attribute__((noinline)) static int thread_open_message(struct cox_chan
     /* The record of a legacy shim has no type, and the message with the type may be no message. */
     if (!cox_worker_limits(thread->worker)->coordinator_words)
         request->type = thread->message ? (uint32_t)thread->message->execute_type : COX_TYPE_OPAQUE;
-    if (request->type == COX_TYPE_OPAQUE_BLOCK)
+    if (request->type == COX_TYPE_OPAQUE_LARGE)
         request->type = COX_TYPE_OPAQUE;
     if (request->type == COX_TYPE_OPAQUE && r == 0)
         return opaque_begin(thread); /* its bytes are out of line as long as the frame is kept */
@@ -605,7 +606,7 @@ COX_HOT bool cox_channel_thread_open(struct cox_channel_thread *thread, int stat
     cox_error_clear(&thread->error);
     thread->message = NULL;
     served->kind = COX_LENT_MESSAGE;
-    served->in_block = false;
+    served->out_of_line = false;
     const int r = status == 0 && served->request.type == COX_TYPE_OPAQUE
                       ? opaque_begin(thread)
                       : thread_open_message(thread, status);

@@ -52,8 +52,8 @@ uint8_t *cox_channel_thread_slot(struct cox_channel_thread *thread, uint64_t seq
 void cox_channel_thread_send(struct cox_channel_thread *thread, uint64_t sequence, size_t length,
                              bool message);
 /* Publishes a reply that is out of line: stores its reference in the slot. */
-void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t sequence,
-                                   uint32_t type, uint64_t size);
+void cox_channel_thread_send_payload(struct cox_channel_thread *thread, uint64_t sequence,
+                                     uint32_t type, uint64_t size);
 /* Ends thread->served.request without a payload: it has no reply, or, with post, a legacy rank only
  * posts a token. */
 void cox_channel_thread_done(struct cox_channel_thread *thread, bool post);

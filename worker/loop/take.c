@@ -61,7 +61,7 @@ COX_HOT_INLINE static int thread_await(struct cox_channel_thread *thread, uint64
             cox_gate_wake_sequence(&thread->channel.gate, COX_WAKEUP_REQUEST_CONSUME);
         if (thread_ends(thread))
             return COX_EMPTY;
-        cox_channel_thread_release_blocks(thread);
+        cox_channel_thread_release_payloads(thread);
         const uint64_t said = cox_state_published(shared);
         uint64_t published = said;
         /* A frame that asks this rank is not reused before the rank has returned it: requests older

@@ -52,9 +52,9 @@ int cox_worker_copy_request(struct cox_worker *worker, const struct cox_worker_r
     struct cox_lent *entry = reply_claim(thread, request->sequence, COX_LENT_OPAQUE, &r, err);
     if (!entry)
         return r;
-    r = entry->in_block ? cox_channel_thread_copy_block(thread, request->sequence, request->size,
-                                                        ret_bytes, err)
-                        : COX_EMPTY;
+    r = entry->out_of_line ? cox_channel_thread_copy_payload(thread, request->sequence,
+                                                             request->size, ret_bytes, err)
+                           : COX_EMPTY;
     cox_lending_unclaim(thread, entry);
     return r == COX_EMPTY
                ? cox_fail(err, r, "request %" PRIu64 " lies in its frame", request->sequence)
@@ -76,24 +76,24 @@ void cox_worker_free_copy(void *bytes)
 /* The request's bytes are no longer lent, and the frame is returned with the reply. */
 static void opaque_end(struct cox_channel_thread *thread, const struct cox_lent *entry)
 {
-    if (entry->in_block)
-        cox_channel_thread_close_block(thread, entry->sequence);
+    if (entry->out_of_line)
+        cox_channel_thread_close_payload(thread, entry->sequence);
 }
 
-static int reply_in_block(struct cox_channel_thread *thread, const struct cox_lent *entry,
-                          const struct iovec *parts, size_t size, size_t capacity,
-                          struct cox_error *err)
+static int reply_out_of_line(struct cox_channel_thread *thread, const struct cox_lent *entry,
+                             const struct iovec *parts, size_t size, size_t capacity,
+                             struct cox_error *err)
 {
     const uint64_t sequence = entry->sequence;
-    if (!cox_channel_thread_has_blocks(thread))
+    if (!cox_channel_thread_has_payloads(thread))
         return cox_fail(err, COX_TOO_LARGE,
                         "the reply has %zu bytes, a slot holds %zu: use a larger response region",
                         size, capacity);
-    int r = cox_channel_thread_write_block(thread, sequence, parts, size, err);
+    int r = cox_channel_thread_write_payload(thread, sequence, parts, size, err);
     if (r)
         return r;
     opaque_end(thread, entry);
-    cox_channel_thread_send_block(thread, sequence, COX_TYPE_OPAQUE, size);
+    cox_channel_thread_send_payload(thread, sequence, COX_TYPE_OPAQUE, size);
     return 0;
 }
 
@@ -112,7 +112,7 @@ int cox_worker_reply_parts(struct cox_worker *worker, uint64_t sequence, const s
     uint8_t *slot =
         cox_reply_slot(&thread->channel, worker->options.rank, sequence, false, &capacity);
     if (size > capacity) {
-        r = reply_in_block(thread, entry, parts, size, capacity, err);
+        r = reply_out_of_line(thread, entry, parts, size, capacity, err);
         if (r) {
             cox_lending_unclaim(thread, entry);
             return r;

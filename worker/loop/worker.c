@@ -137,7 +137,7 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     cox_pause_init(&worker->pause);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         pthread_mutex_init(&worker->threads[c].lending.lock, NULL);
-        pthread_mutex_init(&worker->threads[c].blocks_lock, NULL);
+        pthread_mutex_init(&worker->threads[c].payloads_lock, NULL);
     }
     worker->guard_fd = -1;
     worker->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -245,7 +245,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     cox_table_free(worker->table);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         if (worker->threads[c].worker)
-            cox_channel_thread_drop_blocks(&worker->threads[c]);
+            cox_channel_thread_drop_payloads(&worker->threads[c]);
         cox_channel_close(&worker->threads[c].channel);
         cox_arena_deinit(&worker->threads[c].arena);
         free(worker->threads[c].copy);
@@ -266,7 +266,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     pthread_mutex_destroy(&worker->error_lock);
     cox_pause_deinit(&worker->pause);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
-        pthread_mutex_destroy(&worker->threads[c].blocks_lock);
+        pthread_mutex_destroy(&worker->threads[c].payloads_lock);
         pthread_mutex_destroy(&worker->threads[c].lending.lock);
     }
     free(worker);

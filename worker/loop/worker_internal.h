@@ -1,5 +1,5 @@
 /* The worker's own memory, shared by worker.c (start and end), attach.c, pause.c, out_of_line.c
- * (blocks), and by serve.c and its files (one request: serve_internal.h). */
+ * (large payloads), and by serve.c and its files (one request: serve_internal.h). */
 #ifndef COX_WORKER_WORKER_INTERNAL_H
 #define COX_WORKER_WORKER_INTERNAL_H
 
@@ -31,10 +31,10 @@ struct cox_served_init;
 
 /* The memory of a reply that is out of line. */
 struct cox_channel_thread_reply {
-    struct cox_large_payload block;
+    struct cox_large_payload payload;
     /* the request whose reply it holds, which the coordinator may read; 0: none */
     uint64_t sequence;
-    /* that of the last reply in the block */
+    /* that of the last reply in it */
     uint64_t last;
     /* reserved, and not sent: a thread may be writing there */
     bool reserved;
@@ -44,7 +44,7 @@ struct cox_channel_thread_reply {
 struct cox_opaque_reply {
     uint8_t *slot;
     size_t slot_capacity;
-    /* the slot, or the block */
+    /* the slot, or what is out of line */
     uint8_t *bytes;
     size_t capacity;
     size_t length;
@@ -68,7 +68,7 @@ struct cox_served {
     struct cox_request request;
     enum cox_lent_kind kind;
     /* it came out of line */
-    bool in_block;
+    bool out_of_line;
     struct cox_opaque_reply opaque;
     struct cox_served_step step;
     /* in the arena */
@@ -115,8 +115,8 @@ struct cox_channel_thread {
     /* payloads of replies that are out of line */
     struct cox_channel_thread_reply replies[COX_DEPTH_MAX];
     /* protects the payloads of replies, since several threads may reply */
-    pthread_mutex_t blocks_lock;
-    /* of these with a sequence. Stored under blocks_lock; relaxed: one that is not seen is released
+    pthread_mutex_t payloads_lock;
+    /* of these with a sequence. Stored under payloads_lock; relaxed: one that is not seen is released
      * next time. */
     _Atomic uint32_t reply_count;
     struct cox_lending lending;
@@ -323,9 +323,9 @@ void *cox_channel_thread_main(void *argument);
 /* A channel thread has received the goodbye, which is for all channels. */
 void cox_worker_finalized(struct cox_worker *worker);
 
-/* ---- out_of_line.c: requests and replies in blocks ---- */
+/* ---- out_of_line.c: requests and replies out of line ---- */
 
-bool cox_channel_thread_has_blocks(const struct cox_channel_thread *thread);
+bool cox_channel_thread_has_payloads(const struct cox_channel_thread *thread);
 /* The mapped payload of the request in this frame. */
 static inline struct cox_large_payload_view *cox_channel_thread_view(
     struct cox_channel_thread *thread, uint64_t sequence)
@@ -334,27 +334,28 @@ static inline struct cox_large_payload_view *cox_channel_thread_view(
 }
 /* The bytes of a request, in place, lent until close. Returns 0, or what cox_large_payload_view_map
  * returns, in the channel thread's error. */
-int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t sequence,
-                                  const struct Coxswain__LargePayloadRef *message,
-                                  const uint8_t **ret_bytes, size_t *ret_size);
-void cox_channel_thread_close_block(struct cox_channel_thread *thread, uint64_t sequence);
+int cox_channel_thread_open_payload(struct cox_channel_thread *thread, uint64_t sequence,
+                                    const struct Coxswain__LargePayloadRef *message,
+                                    const uint8_t **ret_bytes, size_t *ret_size);
+void cox_channel_thread_close_payload(struct cox_channel_thread *thread, uint64_t sequence);
 /* A lazy copy of the request that is open. Returns as cox_large_payload_view_copy. */
-int cox_channel_thread_copy_block(struct cox_channel_thread *thread, uint64_t sequence, size_t size,
-                                  void **ret_bytes, struct cox_error *err);
+int cox_channel_thread_copy_payload(struct cox_channel_thread *thread, uint64_t sequence,
+                                    size_t size, void **ret_bytes, struct cox_error *err);
 /* Reserves memory for a reply that does not fit its slot. Returns as cox_large_payload_reserve. */
-int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t sequence,
-                                     uint64_t size, uint8_t **ret_bytes, struct cox_error *err);
+int cox_channel_thread_reserve_payload(struct cox_channel_thread *thread, uint64_t sequence,
+                                       uint64_t size, uint8_t **ret_bytes, struct cox_error *err);
 /* The same, with these parts of `size` bytes in it, one after the other. */
-int cox_channel_thread_write_block(struct cox_channel_thread *thread, uint64_t sequence,
-                                   const struct iovec *parts, uint64_t size, struct cox_error *err);
+int cox_channel_thread_write_payload(struct cox_channel_thread *thread, uint64_t sequence,
+                                     const struct iovec *parts, uint64_t size,
+                                     struct cox_error *err);
 /* Call after it was written. Returns the reference to send. */
-struct cox_large_payload_ref cox_channel_thread_refer_block(struct cox_channel_thread *thread,
-                                                            uint64_t sequence, uint64_t size);
+struct cox_large_payload_ref cox_channel_thread_refer_payload(struct cox_channel_thread *thread,
+                                                              uint64_t sequence, uint64_t size);
 /* Releases the memory of a reply that is not sent in it. */
-void cox_channel_thread_release_block(struct cox_channel_thread *thread, uint64_t sequence);
+void cox_channel_thread_release_payload(struct cox_channel_thread *thread, uint64_t sequence);
 /* Releases the memory of replies to requests that have ended. */
-void cox_channel_thread_release_blocks(struct cox_channel_thread *thread);
-void cox_channel_thread_drop_blocks(struct cox_channel_thread *thread); /* idempotent */
+void cox_channel_thread_release_payloads(struct cox_channel_thread *thread);
+void cox_channel_thread_drop_payloads(struct cox_channel_thread *thread); /* idempotent */
 
 /* ---- report.c ---- */
 
