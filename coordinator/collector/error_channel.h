@@ -21,7 +21,7 @@
 #define COX_COORDINATOR_ERROR_CHANNEL_H
 
 #include "fault_reports.h"
-#include "collect.h"
+#include "collector.h"
 
 struct cox_error_channel {
     struct cox_channel *channel;

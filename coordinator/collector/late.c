@@ -4,7 +4,7 @@
  * because a late reply need not wake it.
  */
 #include "channel/base/idioms.h"
-#include "collect_internal.h"
+#include "collector_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>

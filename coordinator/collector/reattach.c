@@ -2,7 +2,7 @@
  * The collector's part in replacing a dead rank: it detaches the rank, resets its lines and
  * wakeups, and attaches it again.
  */
-#include "collect_internal.h"
+#include "collector_internal.h"
 
 #include "channel/base/fault.h"
 

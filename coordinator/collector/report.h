@@ -9,7 +9,7 @@
 #ifndef COX_COORDINATOR_REPORT_H
 #define COX_COORDINATOR_REPORT_H
 
-#include "collect.h"
+#include "collector.h"
 
 /* How a dead rank ended, and the last lines it wrote. */
 void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,

@@ -1,7 +1,7 @@
 /*
  * Payload buffers, for requests that do not fit their frame (channel/memory/large_payload.h).
  */
-#include "collect_internal.h"
+#include "collector_internal.h"
 
 static struct cox_request_buffer *collector_request_buffer(struct cox_collector *collector,
                                                            uint64_t sequence)

@@ -3,7 +3,7 @@
 #include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
 #include "channel/base/peer.h"
-#include "coordinator/collector/collect.h"
+#include "coordinator/collector/collector.h"
 #include "coordinator/transport/nodes_library.h"
 #include "executor_internal.h"
 

@@ -9,7 +9,7 @@
 #include "channel/shm/channel.h"
 #include "channel/shm/request.h"
 #include "channel/shm/state.h"
-#include "coordinator/collector/collect.h"
+#include "coordinator/collector/collector.h"
 #include "coordinator/collector/reentrancy.h"
 #include "coordinator/collector/report.h"
 #include "coordinator/process/output.h"

@@ -6,7 +6,7 @@
 #include "channel/socket/control_socket.h"
 #include "channel/shm/fd_bundle.h"
 #include "channel/shm/state.h"
-#include "coordinator/collector/collect.h"
+#include "coordinator/collector/collector.h"
 #include "coordinator/process/last_errors.h"
 #include "coordinator/stacks/incidents.h"
 #include "coordinator/transport/transport.h"

@@ -6,7 +6,7 @@
 #include "channel/recorder/probes.h"
 #include "channel/shm/parts.h"
 #include "channel/shm/request.h"
-#include "coordinator/collector/collect.h"
+#include "coordinator/collector/collector.h"
 #include "coordinator/collector/reentrancy.h"
 #include "proto/executor.pb-c.h"
 #include "proto/large_payload_ref.h"

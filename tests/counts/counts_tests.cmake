@@ -6,7 +6,7 @@ if(NOT COX_SANITIZE AND NOT COX_FUZZ)
         proto/wire.c proto/step_wire.c proto/operation.c
         worker/loop/worker.c worker/loop/take.c worker/loop/take_reply.c worker/loop/lending.c worker/loop/serve_init.c worker/loop/serve.c worker/loop/reply_message.c worker/loop/out_of_line.c worker/loop/pause.c worker/sequences/table.c worker/sequences/sequence_store.c worker/sequences/column_parser.c
         worker/sequences/batch_builder.c worker/sequences/step_digest.c
-        coordinator/executor/submit.c coordinator/collector/collect.c coordinator/collector/collecting.c coordinator/collector/gather.c coordinator/collector/late.c coordinator/collector/gathering.c coordinator/collector/request_buffers.c coordinator/collector/stats.c
+        coordinator/executor/submit.c coordinator/collector/collector.c coordinator/collector/complete.c coordinator/collector/pass.c coordinator/collector/late.c coordinator/collector/replies.c coordinator/collector/request_buffers.c coordinator/collector/stats.c
         coordinator/collector/report.c coordinator/process/supervise.c coordinator/process/child.c coordinator/executor/core.c coordinator/executor/engine_gate.c)
     list(TRANSFORM hot_sources PREPEND ${PROJECT_SOURCE_DIR}/)
     add_executable(counts_hot_path ${CMAKE_CURRENT_LIST_DIR}/hot_path.c ${hot_sources})

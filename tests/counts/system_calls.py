@@ -18,7 +18,7 @@ import harness  # pylint: disable=wrong-import-position
 ROUNDS = 64  # as in hot_path.c
 RANKS = 2
 MARKS_PER_PART = 2
-# A waiter checks again this often, and sends rewakes to sleeping ranks: COX_SLICE_NS in coordinator/collector/collect.h.
+# A waiter checks again this often, and sends rewakes to sleeping ranks: COX_SLICE_NS in coordinator/collector/collector.h.
 SLICE_S = 0.05
 # So often a call may be seen that is none of a round's: what the start of a group leaves to threads that get to it late.
 STRAY = ROUNDS // 8

@@ -3,9 +3,9 @@
  * program. */
 #include "channel/attach/named/names.h"
 #include "channel/attach/named/named_channel.h"
-#include "coordinator/collector/collect.h"
+#include "coordinator/collector/collector.h"
 #include "coordinator/collector/error_channel.h"
-#include "coordinator/collector/gathering.h"
+#include "coordinator/collector/replies.h"
 #include "coordinator/process/launch.h"
 #include "coordinator/process/supervise.h"
 #include "engine/batching/engine_loop.h"

@@ -1,6 +1,6 @@
 /*
- * gate: one two-way channel of a group of two ranks, as channel/, coordinator/collector/collect.c
- * and gather.c, and worker/loop/worker.c implement it.
+ * gate: one two-way channel of a group of two ranks, as channel/, coordinator/collector/collector.c
+ * and pass.c, and worker/loop/worker.c implement it.
  *
  * State words carry the events, semaphores only wake. README.md lists what is left out and why;
  * check.sh runs this file in several sizes, and once more for each rule with that rule removed (the

@@ -2,7 +2,7 @@
  * gave. No time is judged: the linker sends the timed system calls through here, which write
  * down until when each thread means to sleep. */
 #include "channel/base/futex.h"
-#include "coordinator/collector/collect.h"
+#include "coordinator/collector/collector.h"
 #include "coordinator/executor/requests_internal.h"
 #include "steps.h"
 

@@ -84,7 +84,7 @@ def mutations(files):
     """Questions that have to be refused."""
     for path, line in (
             ("coordinator/executor/submit.c", "if (executor->geometry.mode == &cox_attach_legacy) return 0;"),
-            ("coordinator/collector/gather.c", "bool legacy = false;"),
+            ("coordinator/collector/pass.c", "bool legacy = false;"),
             ("worker/loop/report.c", "if (worker->is_legacy_shim) return 0;"),
             ("channel/shm/reply.c", "if (geometry->sealed) return 0;"),
             ("program/command/layout.c", 'if (!strcmp(geometry.mode->name, "sealed")) return 0;'),

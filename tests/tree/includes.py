@@ -111,7 +111,7 @@ UNITS = {
     "worker/sequences": ["table table_private"],
     "worker/loop": ["lending pause serve_internal worker_internal"],
     "coordinator/process": ["launch supervise supervise_internal"],
-    "coordinator/collector": ["collect collect_internal gathering report"],
+    "coordinator/collector": ["collector collector_internal replies report"],
     "coordinator/executor": ["core executor_internal forward group_handles recorders"],
     "coordinator/recovery": ["recovery recovery_internal"],
     "coordinator/transport": ["nodes nodes_library"],

@@ -20,12 +20,12 @@ cox_unit_test(NAME helper_process TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/hel
     LIBS coxswain_testlib coxswain_coordinator)
 cox_unit_test(NAME recorder TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/recorder_test.c
     LIBS coxswain_coordinator)
-foreach(name latency last_errors gathering rank divergence transport)
+foreach(name latency last_errors replies rank divergence transport)
     cox_unit_test(NAME ${name} TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         LIBS coxswain_coordinator)
 endforeach()
-# Which blocks of replies are of huge pages.
-target_link_options(test_unit_gathering PRIVATE -Wl,--wrap=madvise)
+# Which memory of replies has huge pages.
+target_link_options(test_unit_replies PRIVATE -Wl,--wrap=madvise)
 # What is read of texts and files.
 cox_test_program(test_texts SOURCES texts.c ${PROJECT_SOURCE_DIR}/program/stacks/flight_recorder.c
         ${PROJECT_SOURCE_DIR}/program/command/top_table.c ${PROJECT_SOURCE_DIR}/program/command/units.c

@@ -57,7 +57,7 @@ __attribute__((cold, noinline)) static bool thread_await_slot(struct cox_channel
 COX_HOT bool cox_channel_thread_begin_reply(struct cox_channel_thread *thread, uint64_t sequence)
 {
     /* Elsewhere the slot has been free since the coordinator published this sequence: see claim in
-     * coordinator/collector/collect.h. */
+     * coordinator/collector/collector.h. */
     if (thread->channel.gate.credits && !thread_await_slot(thread))
         return false;
     cox_channel_thread_set_state(thread, COX_RANK_REPLYING, sequence);

@@ -12,7 +12,7 @@
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
 #include "channel/recorder/probes.h"
-#include "collect_internal.h"
+#include "collector_internal.h"
 #include "reentrancy.h"
 
 struct until {

@@ -12,7 +12,7 @@
  *   are late. The entry stays until each of them has replied (the reply is dropped and counted) or
  *   is dead, and every asked rank has returned the frame.
  *
- * There is one way to complete (collecting.c): a thread that waits for something gathers until it
+ * There is one way to complete (complete.c): a thread that waits for something gathers until it
  * is there. One thread gathers at a time, for all. A completion becomes ready in its frame, and is
  * taken by the one that it is for: the caller that waits for it, the response thread, which runs
  * the registered handler, or the host that collects.
@@ -30,8 +30,8 @@
  * Blocks: gather, until the request ends; the rest does not.
  * If the process dies: private memory; the kernel kills the workers.
  */
-#ifndef COX_COORDINATOR_COLLECT_H
-#define COX_COORDINATOR_COLLECT_H
+#ifndef COX_COORDINATOR_COLLECTOR_H
+#define COX_COORDINATOR_COLLECTOR_H
 
 #include "fault_reports.h"
 #include "channel/base/spin.h"
@@ -39,7 +39,7 @@
 #include "channel/shm/channel.h"
 #include "coordinator/process/last_errors.h"
 #include "coordinator/process/supervise.h"
-#include "gathering.h"
+#include "replies.h"
 #include "readiness.h"
 #include "stats.h"
 
@@ -366,7 +366,7 @@ void cox_collector_cancel_steps(struct cox_collector *collector, uint64_t throug
 /* True if a step is in flight. Takes the lock. */
 bool cox_collector_in_step(struct cox_collector *collector);
 
-/* ---- completions (collecting.c) ---- */
+/* ---- completions (complete.c) ---- */
 
 /* Waits until the request has ended that was committed with this waiter, and runs the handler
  * (NULL: none) on the calling thread. Returns the status of the completion, with its text in err.

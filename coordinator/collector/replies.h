@@ -14,8 +14,8 @@
  *   passes its high-water mark, and for large payloads.
  * If the process dies: private memory.
  */
-#ifndef COX_COORDINATOR_GATHERING_H
-#define COX_COORDINATOR_GATHERING_H
+#ifndef COX_COORDINATOR_REPLIES_H
+#define COX_COORDINATOR_REPLIES_H
 
 #include "channel/memory/large_payload.h"
 #include "channel/shm/channel.h"

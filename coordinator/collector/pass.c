@@ -11,7 +11,7 @@
 #include "coordinator/stacks/incidents.h"
 #include "coordinator/transport/transport.h"
 #include "proto/operation.h"
-#include "collect_internal.h"
+#include "collector_internal.h"
 #include "report.h"
 
 #include <inttypes.h>

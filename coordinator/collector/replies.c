@@ -1,4 +1,4 @@
-#include "gathering.h"
+#include "replies.h"
 
 #include "channel/base/copy.h"
 #include "channel/base/fault.h"

@@ -8,7 +8,7 @@
 #include "coordinator/transport/transport.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
-#include "collect_internal.h"
+#include "collector_internal.h"
 #include "report.h"
 
 #include <inttypes.h>

@@ -1,14 +1,14 @@
 /*
- * Shared by the files of the collector: collect.c (begin, commit, wait), gather.c (the passes over
- * requests in flight), collecting.c (the threads that gather, and take completions),
+ * Shared by the files of the collector: collector.c (begin, commit, wait), pass.c (the passes over
+ * requests in flight), complete.c (the threads that gather, and take completions),
  * request_buffers.c, late.c and reattach.c. lock is held in every call here.
  */
-#ifndef COX_COORDINATOR_COLLECT_INTERNAL_H
-#define COX_COORDINATOR_COLLECT_INTERNAL_H
+#ifndef COX_COORDINATOR_COLLECTOR_INTERNAL_H
+#define COX_COORDINATOR_COLLECTOR_INTERNAL_H
 
 #include "channel/base/idioms.h"
 #include "channel/shm/state.h"
-#include "collect.h"
+#include "collector.h"
 
 #include <string.h>
 

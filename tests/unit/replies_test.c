@@ -3,7 +3,7 @@
 #include <sys/sysinfo.h>
 
 #include "channel/memory/reply_memory.h"
-#include "coordinator/collector/gathering.h"
+#include "coordinator/collector/replies.h"
 #include "tests/lib/test.h"
 
 /* A block without a page costs the rank that claims it nothing; copying it would take all memory.
