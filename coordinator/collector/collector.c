@@ -240,8 +240,8 @@ void cox_collector_begin_after(struct cox_collector *collector, uint64_t sequenc
 static void forward(void *context, const struct cox_completion *completion)
 {
     struct cox_collector *collector = context;
-    const struct cox_gathering *gathering =
-        (const void *)((const char *)completion - offsetof(struct cox_gathering, completion));
+    const struct cox_replies *taken =
+        (const void *)((const char *)completion - offsetof(struct cox_replies, completion));
     struct cox_forwarded_reply *replies = collector->forwarded_replies;
     struct cox_forwarded forwarded = {.channel = completion->channel,
                                       .sequence = completion->sequence,
@@ -250,7 +250,7 @@ static void forward(void *context, const struct cox_completion *completion)
                                       .replies = replies};
     for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
         const struct cox_rank_result *result = &completion->ranks[rank];
-        const struct cox_gathering_rank *own = &gathering->ranks[rank];
+        const struct cox_replies_rank *own = &taken->ranks[rank];
         if (result->outcome == COX_OUTCOME_NOT_ASKED)
             continue;
         const bool replied =
@@ -382,28 +382,27 @@ static void *response_main(void *collector)
     return NULL;
 }
 
-static uint32_t gathering_count(const struct cox_geometry *geometry)
+static uint32_t replies_count(const struct cox_geometry *geometry)
 {
     return 2 * geometry->depth + 2;
 }
 
 /* One for each frame, and spare ones for those that a host has collected, or that handlers use. */
-static int init_gatherings(struct cox_collector *collector)
+static int init_replies(struct cox_collector *collector)
 {
     const struct cox_geometry *geometry = collector_geometry(collector);
     int r = 0;
-    collector->gathering_memory =
-        calloc(gathering_count(geometry), sizeof *collector->gathering_memory);
-    if (!collector->gathering_memory)
+    collector->replies_memory = calloc(replies_count(geometry), sizeof *collector->replies_memory);
+    if (!collector->replies_memory)
         return -ENOMEM;
-    for (uint32_t i = 0; r == 0 && i < gathering_count(geometry); i++) {
-        struct cox_gathering *gathering = &collector->gathering_memory[i];
-        r = cox_gathering_init(gathering, geometry, collector->channel->id);
+    for (uint32_t i = 0; r == 0 && i < replies_count(geometry); i++) {
+        struct cox_replies *replies = &collector->replies_memory[i];
+        r = cox_replies_init(replies, geometry, collector->channel->id);
         if (i < geometry->depth) {
-            collector->gatherings[i] = gathering;
+            collector->replies[i] = replies;
         } else {
-            gathering->next = collector->spares;
-            collector->spares = gathering;
+            replies->next = collector->spares;
+            collector->spares = replies;
         }
     }
     return r;
@@ -426,7 +425,7 @@ int cox_collector_init(struct cox_collector *collector, struct cox_channel *chan
     pthread_mutex_init(&collector->lock, NULL);
     cox_condition_init(&collector->work);
     cox_condition_init(&collector->ended_cond);
-    int r = init_gatherings(collector);
+    int r = init_replies(collector);
     if (r == 0)
         collector->rank_stats = calloc(collector->rank_count, sizeof *collector->rank_stats);
     if (r == 0)
@@ -446,8 +445,8 @@ void cox_collector_deinit(struct cox_collector *collector)
         return;
     const uint32_t depth = collector_geometry(collector)->depth;
     for (uint32_t i = 0;
-         collector->gathering_memory && i < gathering_count(collector_geometry(collector)); i++)
-        cox_gathering_deinit(&collector->gathering_memory[i]);
+         collector->replies_memory && i < replies_count(collector_geometry(collector)); i++)
+        cox_replies_deinit(&collector->replies_memory[i]);
     for (uint32_t frame = 0; frame < COX_DEPTH_MAX; frame++)
         cox_large_payload_drop(&collector->large_payloads->sender,
                                &collector->request_buffers[frame].payload);
@@ -455,7 +454,7 @@ void cox_collector_deinit(struct cox_collector *collector)
         cox_large_payload_view_drop(&collector->reply_views[i]);
     cox_reply_memory_end();
     cox_readiness_close(&collector->readiness);
-    free(collector->gathering_memory);
+    free(collector->replies_memory);
     free(collector->rank_stats);
     free(collector->reply_views);
     free(collector->forwarded_replies);

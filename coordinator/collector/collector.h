@@ -89,7 +89,7 @@ struct cox_handler_run {
     /* the registered handler, which runs on the response thread; not that of a call */
     bool registered;
     /* its completion, and what that points to */
-    struct cox_gathering *taken;
+    struct cox_replies *taken;
     struct cox_handler_run *next;
 };
 
@@ -187,7 +187,7 @@ struct cox_collector {
     uint64_t published;
     /* every request up to here has ended; later ones may have */
     uint64_t ended;
-    /* the gatherings of requests up to here have begun */
+    /* the replies to requests up to here are awaited */
     uint64_t begun;
     /* bit i: the request in frame i has ended without the replies of all its ranks */
     uint64_t cancelled;
@@ -263,12 +263,12 @@ struct cox_collector {
      * dead rank stays mapped until its replacement has such a reply in the frame. */
     struct cox_large_payload_view *reply_views;
     /* The replies to the request in each frame; the gathering thread's alone until the completion
-     * is ready. A completion is taken with its gathering, and the frame gets a spare one. */
-    struct cox_gathering *gatherings[COX_DEPTH_MAX];
-    struct cox_gathering *spares;
+     * is ready. A completion is taken with its replies, and the frame gets a spare one. */
+    struct cox_replies *replies[COX_DEPTH_MAX];
+    struct cox_replies *spares;
     /* all of them */
-    struct cox_gathering *gathering_memory;
-    /* By frame: its completion is not taken yet, or its gathering is lent in place. */
+    struct cox_replies *replies_memory;
+    /* By frame: its completion is not taken yet, or its replies are lent in place. */
     bool is_ready[COX_DEPTH_MAX];
     /* The frames of those that no call waits for, in the order in which they became ready. */
     uint8_t ready[COX_DEPTH_MAX];
@@ -283,7 +283,7 @@ struct cox_collector {
     /* the fd of cox_executor_fd */
     struct cox_readiness readiness;
     /* what the completions that were collected last point to */
-    struct cox_gathering *lent;
+    struct cox_replies *lent;
 
     /* Set before the first request; borrowed. NULL: the ranks are in shared memory. */
     const struct cox_transport *transport;

@@ -64,11 +64,11 @@ COX_HOT static inline void collector_consume(struct cox_collector *collector,
     cox_gate_consume_reply(&collector->channel->gate, rank);
 }
 
-COX_HOT static inline struct cox_gathering *collector_gathering(struct cox_collector *collector,
-                                                                const struct cox_entry *entry)
+COX_HOT static inline struct cox_replies *collector_replies(struct cox_collector *collector,
+                                                            const struct cox_entry *entry)
 {
     return collector
-        ->gatherings[cox_geometry_frame(entry->sequence, collector_geometry(collector)->depth)];
+        ->replies[cox_geometry_frame(entry->sequence, collector_geometry(collector)->depth)];
 }
 
 COX_HOT static inline struct cox_large_payload_view *collector_reply_view(
@@ -89,8 +89,8 @@ void cox_collector_note_late_reply(struct cox_collector *collector, uint64_t seq
                                    uint32_t rank);
 /* Returns true if a submit must not reuse the frame of `sequence` yet. */
 bool cox_collector_watches_late(const struct cox_collector *collector, uint64_t sequence);
-/* Ends one watch that is due. Returns the gathering, with the second completion; NULL: none is. */
-struct cox_gathering *cox_collector_finish_late(struct cox_collector *collector);
+/* Ends one watch that is due. Returns the replies, with the second completion; NULL: none is. */
+struct cox_replies *cox_collector_finish_late(struct cox_collector *collector);
 
 /* Returns true once per slice. */
 static inline bool collector_rewake_due(uint64_t *rewake_ns, uint64_t now)
@@ -132,16 +132,16 @@ bool cox_collector_uses_payload(struct cox_collector *collector, uint64_t sequen
 void cox_collector_use_payload(struct cox_collector *collector, uint64_t sequence);
 /* Makes one pass over the requests in flight. If none has ended, waits until a reply may be there,
  * or deadline_ns (0: does not wait). Returns false if nothing is in flight, or, with a deadline of
- * 0, if nothing has ended. *ret_ended: the gathering of a request that has ended, with its
+ * 0, if nothing has ended. *ret_ended: the replies to a request that has ended, with its
  * completion; NULL: none has. *rescanned is the caller's, false at first. The lock is released over
  * copies of large replies, texts of errors and what is read for them, and waits. */
 bool cox_collector_gather_step(struct cox_collector *collector, bool *rescanned,
-                               uint64_t deadline_ns, struct cox_gathering **ret_ended);
+                               uint64_t deadline_ns, struct cox_replies **ret_ended);
 /* Nothing is in flight: waits until a request is published, the collector stops, or deadline_ns.
  * May return early. */
 void cox_collector_idle(struct cox_collector *collector, uint64_t deadline_ns);
 /* Without the lock: releases the memory of large requests and replies, and wakes the ranks that
  * have to release theirs. */
-void cox_collector_let_go(struct cox_collector *collector, struct cox_gathering *gathering);
+void cox_collector_let_go(struct cox_collector *collector, struct cox_replies *replies);
 
 #endif

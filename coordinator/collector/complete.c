@@ -4,7 +4,7 @@
  * room. One thread gathers at a time, for all; the others wait until it has what they wait for, or
  * leaves, and one of them takes its place.
  *
- * A completion becomes ready in its frame. The one that takes it gets the gathering that it points
+ * A completion becomes ready in its frame. The one that takes it gets the replies that it points
  * into, and gives it back when its handler has returned, or at the next collection. A host with an
  * event loop polls an fd (readiness.h).
  */
@@ -75,21 +75,21 @@ static inline bool is_over(uint64_t deadline_ns)
 
 /* ---- taking a completion ---- */
 
-/* The completion in the frame goes to its taker with its gathering. Where no other gathering is
+/* The completion in the frame goes to its taker with its replies. Where no others are
  * spare, the frame stays in use until it is given back. */
-COX_HOT static struct cox_gathering *take(struct cox_collector *collector, uint32_t frame)
+COX_HOT static struct cox_replies *take(struct cox_collector *collector, uint32_t frame)
 {
-    struct cox_gathering *taken = collector->gatherings[frame];
+    struct cox_replies *taken = collector->replies[frame];
     taken->in_place = !collector->spares;
     if (!taken->in_place) {
-        collector->gatherings[frame] = collector->spares;
+        collector->replies[frame] = collector->spares;
         collector->spares = collector->spares->next;
         collector->is_ready[frame] = false;
     }
     return taken;
 }
 
-COX_HOT static struct cox_gathering *take_first(struct cox_collector *collector)
+COX_HOT static struct cox_replies *take_first(struct cox_collector *collector)
 {
     const uint32_t frame = collector->ready[collector->ready_begin];
     collector->ready_begin = (collector->ready_begin + 1) % COX_DEPTH_MAX;
@@ -99,7 +99,7 @@ COX_HOT static struct cox_gathering *take_first(struct cox_collector *collector)
 
 /* The frame of a completion that was taken in place is free. */
 COX_HOT static uint64_t frame_release(struct cox_collector *collector,
-                                      const struct cox_gathering *taken)
+                                      const struct cox_replies *taken)
 {
     const uint64_t frame =
         cox_geometry_frame(taken->completion.sequence, collector_geometry(collector)->depth);
@@ -109,19 +109,19 @@ COX_HOT static uint64_t frame_release(struct cox_collector *collector,
 
 /* What a host has collected stays with it until it collects again, which may be never: its frames
  * must not. False: none of it is in a frame. */
-static bool lent_replace(struct cox_collector *collector, struct cox_gathering *spare)
+static bool lent_replace(struct cox_collector *collector, struct cox_replies *spare)
 {
-    struct cox_gathering *lent = collector->lent;
+    struct cox_replies *lent = collector->lent;
     while (lent && !lent->in_place)
         lent = lent->next;
     if (!lent)
         return false;
     lent->in_place = false;
-    collector->gatherings[frame_release(collector, lent)] = spare;
+    collector->replies[frame_release(collector, lent)] = spare;
     return true;
 }
 
-COX_HOT static void give_back(struct cox_collector *collector, struct cox_gathering *taken)
+COX_HOT static void give_back(struct cox_collector *collector, struct cox_replies *taken)
 {
     if (taken->in_place) {
         frame_release(collector, taken);
@@ -132,7 +132,7 @@ COX_HOT static void give_back(struct cox_collector *collector, struct cox_gather
 }
 
 COX_HOT static void run_begin(struct cox_collector *collector, struct cox_handler_run *run,
-                              struct cox_gathering *taken, bool registered)
+                              struct cox_replies *taken, bool registered)
 {
     *run = (struct cox_handler_run){.number = ++collector->handler_runs,
                                     .registered = registered,
@@ -173,16 +173,16 @@ void cox_collector_await_handler(struct cox_collector *collector)
         await_news(collector, &until);
 }
 
-COX_HOT static void make_ready(struct cox_collector *collector, struct cox_gathering *gathering)
+COX_HOT static void make_ready(struct cox_collector *collector, struct cox_replies *replies)
 {
-    struct cox_completion *completion = &gathering->completion;
+    struct cox_completion *completion = &replies->completion;
     struct cox_entry *entry = collector_entry(collector, completion->sequence);
     const uint64_t frame =
         cox_geometry_frame(completion->sequence, collector_geometry(collector)->depth);
     completion->completed_ns = cox_now_ns();
     if (completion->status != COX_LATE) /* a second completion changes nothing */
         cox_recorder_gathered(&collector->recorder, completion->sequence,
-                              cox_recorder_result_word(completion->status, gathering->taken.bytes),
+                              cox_recorder_result_word(completion->status, replies->taken.bytes),
                               completion->completed_ns);
     collector->is_ready[frame] = true;
     struct cox_waiter *waiter = entry->waiter;
@@ -202,7 +202,7 @@ COX_HOT static void make_ready(struct cox_collector *collector, struct cox_gathe
 COX_HOT static inline bool gather_once(struct cox_collector *collector, bool *rescanned,
                                        uint64_t deadline_ns)
 {
-    struct cox_gathering *ended;
+    struct cox_replies *ended;
     const bool more = cox_collector_gather_step(collector, rescanned, deadline_ns, &ended);
     if (ended)
         make_ready(collector, ended);
@@ -283,7 +283,7 @@ bool cox_collector_runs_handler(const struct cox_collector *collector, uint64_t 
 COX_HOT static uint64_t handle(struct cox_collector *collector, const struct cox_handler_run *run,
                                cox_completion_fn handler, void *context)
 {
-    struct cox_gathering *taken = run->taken;
+    struct cox_replies *taken = run->taken;
     const struct cox_completion *completion = &taken->completion;
     pthread_mutex_unlock(&collector->lock);
 
@@ -301,7 +301,7 @@ COX_HOT static uint64_t handle(struct cox_collector *collector, const struct cox
     cox_fault_point(COX_FAULT_HANDLED);
 
     /* relaxed: the payload buffer of this request, if it has one, is counted. */
-    const bool holds = completion->status || cox_gathering_holds(taken) ||
+    const bool holds = completion->status || cox_replies_holds(taken) ||
                        atomic_load_explicit(&collector->payloads_used, memory_order_relaxed) > 0;
     pthread_mutex_lock(&collector->lock);
     run_end(collector, run);
@@ -356,7 +356,7 @@ static bool rank_has_ready(const struct cox_collector *collector, uint32_t rank)
     for (uint32_t frame = 0; !collector->collected && frame < collector_geometry(collector)->depth;
          frame++)
         if (collector->is_ready[frame] &&
-            collector->gatherings[frame]->results[rank].outcome != COX_OUTCOME_NOT_ASKED)
+            collector->replies[frame]->results[rank].outcome != COX_OUTCOME_NOT_ASKED)
             return true;
     return false;
 }
@@ -393,9 +393,9 @@ bool cox_collector_take_reply(struct cox_collector *collector, const struct cox_
 {
     bool taken = false;
     pthread_mutex_lock(&collector->lock);
-    for (struct cox_gathering *lent = collector->lent; lent; lent = lent->next)
+    for (struct cox_replies *lent = collector->lent; lent; lent = lent->next)
         for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-            struct cox_gathering_rank *own = &lent->ranks[rank];
+            struct cox_replies_rank *own = &lent->ranks[rank];
             if (&lent->results[rank] != result || !own->large || own->large != result->bytes)
                 continue;
             own->large = NULL;
@@ -443,21 +443,21 @@ int cox_collector_fd(struct cox_collector *collector, const int *rank_fds, int *
 /* Takes back what was lent by the last collection. lock is released where memory is let go. */
 static void end_lending(struct cox_collector *collector)
 {
-    struct cox_gathering *lent = collector->lent;
+    struct cox_replies *lent = collector->lent;
     bool holds = atomic_load_explicit(&collector->payloads_used, memory_order_relaxed) > 0;
     collector->lent = NULL;
-    for (const struct cox_gathering *one = lent; one; one = one->next)
-        holds |= cox_gathering_holds(one);
+    for (const struct cox_replies *one = lent; one; one = one->next)
+        holds |= cox_replies_holds(one);
     if (holds) {
         pthread_mutex_unlock(&collector->lock);
-        for (struct cox_gathering *one = lent; one; one = one->next)
-            if (cox_gathering_holds(one))
+        for (struct cox_replies *one = lent; one; one = one->next)
+            if (cox_replies_holds(one))
                 cox_collector_let_go(collector, one);
         cox_collector_release_payloads(collector);
         pthread_mutex_lock(&collector->lock);
     }
     while (lent) {
-        struct cox_gathering *next = lent->next;
+        struct cox_replies *next = lent->next;
         give_back(collector, lent);
         lent = next;
     }
@@ -481,7 +481,7 @@ int cox_collector_collect(struct cox_collector *collector, struct cox_completion
     while (!completion_is_ready(&until) && !is_over(deadline_ns));
     uint32_t count = 0;
     while (collector->ready_count > 0 && count < count_max) {
-        struct cox_gathering *taken = take_first(collector);
+        struct cox_replies *taken = take_first(collector);
         taken->next = collector->lent;
         collector->lent = taken;
         completions[count] = taken->completion;

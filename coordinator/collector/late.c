@@ -24,11 +24,11 @@ static void late_clear(struct cox_collector *collector, struct cox_late_request 
 
 void cox_collector_watch_late(struct cox_collector *collector, const struct cox_entry *entry)
 {
-    const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    const struct cox_replies *replies = collector_replies(collector, entry);
     struct cox_late_request late = {.sequence = entry->sequence, .ended_ns = cox_now_ns()};
     bool any = false;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
-        if (gathering->results[rank].outcome == COX_OUTCOME_LATE) {
+        if (replies->results[rank].outcome == COX_OUTCOME_LATE) {
             cox_rank_set_add(&late.ranks, rank);
             any = true;
         }
@@ -69,14 +69,14 @@ static void late_write_text(const struct cox_collector *collector,
                             const struct cox_late_request *late, uint64_t now_ns, char *text,
                             size_t size)
 {
-    const struct cox_gathering *gathering =
+    const struct cox_replies *replies =
         collector
-            ->gatherings[cox_geometry_frame(late->sequence, collector_geometry(collector)->depth)];
+            ->replies[cox_geometry_frame(late->sequence, collector_geometry(collector)->depth)];
     uint32_t replied = 0, dead = 0, rank_of_one = 0;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-        replied += gathering->results[rank].outcome == COX_OUTCOME_OK;
-        dead += gathering->results[rank].outcome == COX_OUTCOME_DEAD;
-        if (gathering->results[rank].outcome == COX_OUTCOME_OK)
+        replied += replies->results[rank].outcome == COX_OUTCOME_OK;
+        dead += replies->results[rank].outcome == COX_OUTCOME_DEAD;
+        if (replies->results[rank].outcome == COX_OUTCOME_OK)
             rank_of_one = rank;
     }
     const double seconds = (double)(now_ns - late->ended_ns) / 1e9;
@@ -92,14 +92,14 @@ static void late_write_text(const struct cox_collector *collector,
                  cox_channel_name(collector->channel->id), late->sequence, replied, dead, seconds);
 }
 
-static struct cox_gathering *late_finish(struct cox_collector *collector,
-                                         struct cox_late_request *late, struct cox_entry *entry)
+static struct cox_replies *late_finish(struct cox_collector *collector,
+                                       struct cox_late_request *late, struct cox_entry *entry)
 {
-    struct cox_gathering *gathering = collector_gathering(collector, entry);
+    struct cox_replies *replies = collector_replies(collector, entry);
     const uint64_t now_ns = cox_now_ns();
-    cox_gathering_begin(gathering, &late->ranks, collector->records);
+    cox_replies_begin(replies, &late->ranks, collector->records);
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-        struct cox_rank_result *result = &gathering->results[rank];
+        struct cox_rank_result *result = &replies->results[rank];
         if (!cox_rank_set_has(&late->ranks, rank))
             continue;
         const bool replied = cox_rank_set_has(&late->replied, rank);
@@ -107,24 +107,24 @@ static struct cox_gathering *late_finish(struct cox_collector *collector,
         result->text = replied ? NULL : "it died before it replied";
         result->taken = replied;
     }
-    late_write_text(collector, late, now_ns, gathering->text, sizeof gathering->text);
+    late_write_text(collector, late, now_ns, replies->text, sizeof replies->text);
     late_clear(collector, late);
-    gathering->completion = (struct cox_completion){
+    replies->completion = (struct cox_completion){
         .sequence = entry->sequence,
         .channel = collector->channel->id,
         .type = entry->type,
         .status = COX_LATE,
-        .text = gathering->text,
+        .text = replies->text,
         .rank_count = collector->rank_count,
-        .ranks = gathering->results,
+        .ranks = replies->results,
         .request_context = entry->request_context,
         .submitted_ns = entry->submitted_ns,
         .published_ns = entry->published_ns,
     };
-    return gathering;
+    return replies;
 }
 
-struct cox_gathering *cox_collector_finish_late(struct cox_collector *collector)
+struct cox_replies *cox_collector_finish_late(struct cox_collector *collector)
 {
     const bool stopping = atomic_load_explicit(&collector->stopping, memory_order_acquire);
     for (uint32_t frame = 0; frame < collector_geometry(collector)->depth; frame++) {

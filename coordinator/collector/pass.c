@@ -189,37 +189,37 @@ void cox_collector_idle(struct cox_collector *collector, uint64_t deadline_ns)
 COX_HOT static void gather_check_rank(struct cox_collector *collector, struct cox_entry *entry,
                                       uint32_t rank)
 {
-    struct cox_gathering *gathering = collector_gathering(collector, entry);
+    struct cox_replies *replies = collector_replies(collector, entry);
     /* Checked again after a death: a reply that was complete before the death counts. */
     bool replied = collector_replied(collector, rank, entry->sequence);
     bool dead = !replied && collector_dead(collector, rank);
     if (replied || (dead && collector_replied(collector, rank, entry->sequence))) {
         int r = 0;
-        if (cox_gathering_take(gathering, collector->channel, rank, entry->sequence, entry->type,
-                               cox_rank_incarnation(&collector->records[rank]))) {
+        if (cox_replies_take(replies, collector->channel, rank, entry->sequence, entry->type,
+                             cox_rank_incarnation(&collector->records[rank]))) {
             /* Without the lock: copying a large reply takes time, and only this thread reads it. */
             pthread_mutex_unlock(&collector->lock);
             struct cox_large_payload_view *view =
                 collector_reply_view(collector, rank, entry->sequence);
             cox_large_payload_view_find(&collector->reply_views[rank],
                                         collector_geometry(collector)->depth, collector->rank_count,
-                                        view, &gathering->ranks[rank].ref);
-            r = cox_gathering_take_large(gathering, &collector->large_payloads->reply_limits, view,
-                                         rank, entry->type);
+                                        view, &replies->ranks[rank].ref);
+            r = cox_replies_take_large(replies, &collector->large_payloads->reply_limits, view,
+                                       rank, entry->type);
             pthread_mutex_lock(&collector->lock);
         }
         /* The reply is lost with its rank. If the rank is not known to be dead yet, its death will
          * wake this thread. */
         if (r == COX_PEER_DEAD && collector_dead(collector, rank))
-            cox_gathering_set_dead(gathering, rank, collector->supervisor);
+            cox_replies_set_dead(replies, rank, collector->supervisor);
         if (r == COX_PEER_DEAD)
             return;
         cox_fault_point(COX_FAULT_REPLY_FETCHED);
         collector_consume(collector, entry, rank);
-        if (gathering->results[rank].response)
-            cox_rank_stats_reply(&collector->rank_stats[rank], gathering->results[rank].response);
+        if (replies->results[rank].response)
+            cox_rank_stats_reply(&collector->rank_stats[rank], replies->results[rank].response);
     } else if (dead) {
-        cox_gathering_set_dead(gathering, rank, collector->supervisor);
+        cox_replies_set_dead(replies, rank, collector->supervisor);
     }
 }
 
@@ -252,24 +252,24 @@ COX_HOT static void pass_read_clock(struct cox_collector *collector, struct pass
 COX_HOT static int gather_check(struct cox_collector *collector, struct cox_entry *entry,
                                 const struct pass *pass)
 {
-    struct cox_gathering *gathering = collector_gathering(collector, entry);
-    const bool alone = !pass->full_scan && !gathering->failed;
+    struct cox_replies *replies = collector_replies(collector, entry);
+    const bool alone = !pass->full_scan && !replies->failed;
     int last = -1;
-    for (uint32_t left = gathering->left; left > 0; left--) {
+    for (uint32_t left = replies->left; left > 0; left--) {
         const uint32_t rank = left - 1;
-        const struct cox_rank_result *result = &gathering->results[rank];
+        const struct cox_rank_result *result = &replies->results[rank];
         if (result->outcome == COX_OUTCOME_LATE &&
             (pass->full_scan || !cox_gate_shared(&collector->channel->gate)))
             gather_check_rank(collector, entry, rank);
         if (result->outcome == COX_OUTCOME_LATE && last < 0)
             last = (int)rank;
-        gathering->failed |=
+        replies->failed |=
             result->outcome == COX_OUTCOME_ERROR || result->outcome == COX_OUTCOME_DEAD;
         if (last >= 0 && alone)
             break;
     }
-    gathering->left = (uint32_t)(last + 1);
-    return gathering->failed ? -2 : last;
+    replies->left = (uint32_t)(last + 1);
+    return replies->failed ? -2 : last;
 }
 
 /* Returns true if the rank has not taken the request, or is idle without a reply: its reply words
@@ -285,9 +285,9 @@ static bool gather_sleeps(const struct cox_layout_rank_line *line, uint64_t sequ
  * a signal, with a killed process, or because a process has overwritten the words. */
 static void gather_rewake(struct cox_collector *collector, const struct cox_entry *entry)
 {
-    const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    const struct cox_replies *replies = collector_replies(collector, entry);
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
-        if (gathering->results[rank].outcome == COX_OUTCOME_LATE &&
+        if (replies->results[rank].outcome == COX_OUTCOME_LATE &&
             gather_sleeps(cox_state_line(collector->channel->control, rank, collector->channel->id),
                           entry->sequence))
             cox_collector_rewake(collector, rank);
@@ -297,11 +297,11 @@ static void gather_rewake(struct cox_collector *collector, const struct cox_entr
 static void gather_see_dumps(struct cox_collector *collector, const struct cox_entry *entry,
                              uint64_t now_ns)
 {
-    const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    const struct cox_replies *replies = collector_replies(collector, entry);
     const uint32_t stride = (collector->rank_count + LOOKS_MAX - 1) / LOOKS_MAX;
     for (uint32_t rank = (uint32_t)(now_ns / COX_SLICE_NS % stride); rank < collector->rank_count;
          rank += stride)
-        if (gathering->results[rank].outcome == COX_OUTCOME_LATE)
+        if (replies->results[rank].outcome == COX_OUTCOME_LATE)
             cox_supervisor_see_dump(collector->supervisor, rank);
 }
 
@@ -310,30 +310,30 @@ COX_HOT static void gather_complete(struct cox_collector *collector, const struc
                                     int status, struct cox_rank_set *ret_odd,
                                     struct cox_completion *ret_completion)
 {
-    struct cox_gathering *gathering = collector_gathering(collector, entry);
+    struct cox_replies *replies = collector_replies(collector, entry);
     if (status)
-        cox_report_late(collector, entry, status, gathering);
+        cox_report_late(collector, entry, status, replies);
     if (status == 0 && entry->operation->step) {
         if (collector->reports)
             cox_fault_reports_read(collector->reports, collector->report_count,
-                                   gathering->results[0].response, gathering->text,
-                                   sizeof gathering->text);
-        status = cox_report_divergence(collector, entry, gathering, ret_odd);
+                                   replies->results[0].response, replies->text,
+                                   sizeof replies->text);
+        status = cox_report_divergence(collector, entry, replies, ret_odd);
     }
-    if (status && gathering->text[0] == '\0')
-        cox_report_failure(collector, entry, status, gathering);
+    if (status && replies->text[0] == '\0')
+        cox_report_failure(collector, entry, status, replies);
     if (status == COX_TIMEOUT && collector->describe)
         collector->describe(collector->owner, collector->channel->id, entry->sequence,
-                            gathering->text, sizeof gathering->text);
+                            replies->text, sizeof replies->text);
     *ret_completion = (struct cox_completion){
         .sequence = entry->sequence,
         .channel = collector->channel->id,
         .type = entry->type,
         .status = status,
-        .text = status ? gathering->text : NULL,
+        .text = status ? replies->text : NULL,
         .rank_count = collector->rank_count,
-        .ranks = gathering->results,
-        .payload = cox_gathering_choose(gathering, entry->gather),
+        .ranks = replies->results,
+        .payload = cox_replies_choose(replies, entry->gather),
         .request_context = entry->request_context,
         .submitted_ns = entry->submitted_ns,
         .published_ns = entry->published_ns,
@@ -346,20 +346,20 @@ static bool result_counts(const struct cox_rank_result *result, bool cancelled)
     return result->outcome == COX_OUTCOME_ERROR && !(cancelled && result->code == COX_ABORTED);
 }
 
-/* A request has failed. Without the lock: the host logs. The gathering belongs to the calling
+/* A request has failed. Without the lock: the host logs. The replies belong to the calling
  * thread. */
 static void gather_tell_failure(struct cox_collector *collector, const struct cox_entry *entry,
                                 const struct cox_completion *completion, bool cancelled,
                                 const struct cox_rank_set *odd)
 {
-    const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    const struct cox_replies *replies = collector_replies(collector, entry);
     bool diverged = false;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-        const struct cox_rank_result *result = &gathering->results[rank];
+        const struct cox_rank_result *result = &replies->results[rank];
         if (cox_rank_set_has(odd, rank)) {
             diverged = true;
             cox_last_errors_add(collector->last_errors, rank, "pid %jd on %s",
-                                (intmax_t)result->pid, gathering->text);
+                                (intmax_t)result->pid, replies->text);
         }
         if (!result_counts(result, cancelled))
             continue;
@@ -369,7 +369,7 @@ static void gather_tell_failure(struct cox_collector *collector, const struct co
                             entry->operation->name, result->text);
     }
     if (diverged)
-        cox_log_write(collector->log, 3, "%s", gathering->text);
+        cox_log_write(collector->log, 3, "%s", replies->text);
     if (collector->failed)
         collector->failed(collector->owner, collector, entry->sequence, completion->status,
                           completion->text);
@@ -379,10 +379,10 @@ static void gather_tell_failure(struct cox_collector *collector, const struct co
 static void gather_count_detection(struct cox_collector *collector, const struct cox_entry *entry,
                                    int status)
 {
-    const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    const struct cox_replies *replies = collector_replies(collector, entry);
     uint64_t seen_ns = entry->published_ns, silent_ns = 0;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-        const struct cox_rank_result *result = &gathering->results[rank];
+        const struct cox_rank_result *result = &replies->results[rank];
         /* relaxed: the rank was found dead, which is acquired after it. */
         const uint64_t exiting_ns =
             atomic_load_explicit(&collector->records[rank].exiting_ns, memory_order_relaxed);
@@ -402,7 +402,7 @@ static void gather_count_detection(struct cox_collector *collector, const struct
 static void gather_fail(struct cox_collector *collector, const struct cox_entry *entry,
                         const struct cox_completion *completion, const struct cox_rank_set *odd)
 {
-    const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    const struct cox_replies *replies = collector_replies(collector, entry);
     struct cox_layout_channel_state *words =
         cox_state_channel(collector->channel->control, collector->channel->id);
     const bool step = entry->operation->step;
@@ -411,8 +411,8 @@ static void gather_fail(struct cox_collector *collector, const struct cox_entry 
         cox_state_set_void(words, collector->published);
     collector_set_cancelled(collector, entry->sequence, true);
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
-        if (result_counts(&gathering->results[rank], cancelled))
-            cox_rank_stats_fail(&collector->rank_stats[rank], gathering->results[rank].code);
+        if (result_counts(&replies->results[rank], cancelled))
+            cox_rank_stats_fail(&collector->rank_stats[rank], replies->results[rank].code);
     gather_count_detection(collector, entry, completion->status);
     uint64_t through = collector->published;
     pthread_mutex_unlock(&collector->lock);
@@ -435,23 +435,23 @@ static void gather_fail(struct cox_collector *collector, const struct cox_entry 
 /* Releases the memory of large requests and replies. Ranks that replied out of line release theirs
  * when they are awake next, which may be never. So they are woken, and so are ranks whose reply
  * came too late. */
-COX_HOT void cox_collector_let_go(struct cox_collector *collector, struct cox_gathering *gathering)
+COX_HOT void cox_collector_let_go(struct cox_collector *collector, struct cox_replies *replies)
 {
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
-        if (gathering->ranks[rank].out_of_line ||
-            (gathering->results[rank].outcome == COX_OUTCOME_LATE &&
+        if (replies->ranks[rank].out_of_line ||
+            (replies->results[rank].outcome == COX_OUTCOME_LATE &&
              collector->large_payloads->reply_limits.size_max > 0))
             cox_gate_post(&collector->channel->gate, rank, COX_WAKEUP_REQUEST_CONSUME);
-    cox_gathering_let_go(gathering);
+    cox_replies_let_go(replies);
     cox_collector_release_payloads(collector);
 }
 
-/* Ends the request. Returns its gathering, with the completion. */
-COX_HOT static struct cox_gathering *gather_finish(struct cox_collector *collector,
-                                                   struct cox_entry *entry, int status)
+/* Ends the request. Returns its replies, with the completion. */
+COX_HOT static struct cox_replies *gather_finish(struct cox_collector *collector,
+                                                 struct cox_entry *entry, int status)
 {
-    struct cox_gathering *gathering = collector_gathering(collector, entry);
-    struct cox_completion *completion = &gathering->completion;
+    struct cox_replies *replies = collector_replies(collector, entry);
+    struct cox_completion *completion = &replies->completion;
     struct cox_rank_set odd = {{0}};
     if (status) /* formatting the error takes time */
         pthread_mutex_unlock(&collector->lock);
@@ -468,10 +468,10 @@ COX_HOT static struct cox_gathering *gather_finish(struct cox_collector *collect
     if (completion->status && collector->transport)
         collector->transport->ended(collector->transport->context, collector->channel->id,
                                     collector->ended);
-    cox_stats_end(&collector->stats, completion->status, &gathering->taken);
+    cox_stats_end(&collector->stats, completion->status, &replies->taken);
     if (completion->status && entry->reports_late)
         cox_collector_watch_late(collector, entry);
-    return gathering;
+    return replies;
 }
 
 /* A request has failed. Returns true if a pending rank is about to be reported dead, because that
@@ -479,16 +479,16 @@ COX_HOT static struct cox_gathering *gather_finish(struct cox_collector *collect
 static bool gather_awaits_death(struct cox_collector *collector, struct cox_entry *entry,
                                 int *ret_pending)
 {
-    const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    const struct cox_replies *replies = collector_replies(collector, entry);
     if (!entry->exiting_ns)
         entry->exiting_ns = cox_deadline_after_ns(COX_EXITING_NS);
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
-        if (gathering->results[rank].outcome == COX_OUTCOME_DEAD)
+        if (replies->results[rank].outcome == COX_OUTCOME_DEAD)
             return false;
     if (cox_now_ns() >= entry->exiting_ns)
         return false;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
-        if (gathering->results[rank].outcome == COX_OUTCOME_LATE &&
+        if (replies->results[rank].outcome == COX_OUTCOME_LATE &&
             cox_supervisor_exiting(collector->supervisor, rank)) {
             *ret_pending = (int)rank;
             return true;
@@ -524,11 +524,11 @@ static bool rank_sets_meet(const struct cox_rank_set *a, const struct cox_rank_s
     return both != 0;
 }
 
-static void gathering_add_pending(const struct cox_gathering *gathering,
-                                  struct cox_rank_set *pending_ranks)
+static void replies_add_pending(const struct cox_replies *replies,
+                                struct cox_rank_set *pending_ranks)
 {
-    for (uint32_t rank = 0; rank < gathering->rank_count; rank++)
-        if (gathering->results[rank].outcome == COX_OUTCOME_LATE)
+    for (uint32_t rank = 0; rank < replies->rank_count; rank++)
+        if (replies->results[rank].outcome == COX_OUTCOME_LATE)
             cox_rank_set_add(pending_ranks, rank);
 }
 
@@ -538,7 +538,7 @@ static void gathering_add_pending(const struct cox_gathering *gathering,
 COX_HOT static bool gather_round(struct cox_collector *collector,
                                  const struct cox_wait_snapshot *before, bool *rescanned,
                                  int *ret_pending, uint64_t *ret_sequence,
-                                 uint64_t *ret_deadline_ns, struct cox_gathering **ret_ended)
+                                 uint64_t *ret_deadline_ns, struct cox_replies **ret_ended)
 {
     uint64_t late_sequence = 0;
     const int late = cox_collector_drop_late(collector, &late_sequence);
@@ -559,9 +559,9 @@ COX_HOT static bool gather_round(struct cox_collector *collector,
         struct cox_entry *entry = collector_entry(collector, sequence);
         if (entry->ended)
             continue;
-        struct cox_gathering *gathering = collector_gathering(collector, entry);
+        struct cox_replies *replies = collector_replies(collector, entry);
         if (collector->begun < sequence) {
-            cox_gathering_begin(gathering, &entry->asked, collector->records);
+            cox_replies_begin(replies, &entry->asked, collector->records);
             collector->begun = sequence;
         }
         pass.full_scan =
@@ -595,11 +595,11 @@ COX_HOT static bool gather_round(struct cox_collector *collector,
         if (pending < 0 && !*rescanned && rank_sets_meet(&pending_ranks, &entry->asked))
             return *rescanned = true;
         if (sequence < collector->published)
-            gathering_add_pending(gathering, &pending_ranks);
+            replies_add_pending(replies, &pending_ranks);
         if (pending < 0 || cut) {
             if (sequence == collector->published) /* every request was checked */
                 collector->seen = *before;
-            *ret_ended = gather_finish(collector, entry, cox_gathering_status(gathering, cut));
+            *ret_ended = gather_finish(collector, entry, cox_replies_status(replies, cut));
             *rescanned = false;
             return true;
         }
@@ -611,7 +611,7 @@ COX_HOT static bool gather_round(struct cox_collector *collector,
             *ret_pending = pending;
             *ret_sequence = sequence;
         }
-        apart = apart || gathering->results[*ret_pending].outcome != COX_OUTCOME_LATE;
+        apart = apart || replies->results[*ret_pending].outcome != COX_OUTCOME_LATE;
         *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->deadline_ns);
     }
     collector->seen = *before;
@@ -633,7 +633,7 @@ COX_HOT static uint64_t looks_due(struct cox_collector *collector, const struct 
 {
     if (entry->ended || entry->look_rank == collector->rank_count ||
         entry->deadline_ns == COX_DEADLINE_NEVER || entry->deadline_ns <= entry->published_ns ||
-        collector_gathering(collector, entry)->failed)
+        collector_replies(collector, entry)->failed)
         return COX_DEADLINE_NEVER;
     const uint64_t look_ns = collector->rank_count * COX_REPORT_LOOK_NS;
     const uint64_t quarter_ns = (entry->deadline_ns - entry->published_ns) / 4;
@@ -644,25 +644,25 @@ COX_HOT static uint64_t looks_due(struct cox_collector *collector, const struct 
  * meanwhile, and for the deadline. */
 static void gather_look(struct cox_collector *collector, struct cox_entry *entry)
 {
-    struct cox_gathering *gathering = collector_gathering(collector, entry);
+    struct cox_replies *replies = collector_replies(collector, entry);
     if (!entry->looked_ns)
         entry->looked_ns = collector->pass_ns;
     while (entry->look_rank < collector->rank_count) {
         const uint32_t rank = entry->look_rank++;
-        if (gathering->results[rank].outcome != COX_OUTCOME_LATE)
+        if (replies->results[rank].outcome != COX_OUTCOME_LATE)
             continue;
-        gathering->ranks[rank].text[0] = '\0';
+        replies->ranks[rank].text[0] = '\0';
         if (collector_replied(collector, rank, entry->sequence) || collector_dead(collector, rank))
             continue;
         pthread_mutex_unlock(&collector->lock);
-        cox_report_look(collector, gathering, rank);
+        cox_report_look(collector, replies, rank);
         pthread_mutex_lock(&collector->lock);
         return;
     }
 }
 
 COX_HOT bool cox_collector_gather_step(struct cox_collector *collector, bool *rescanned,
-                                       uint64_t deadline_ns, struct cox_gathering **ret_ended)
+                                       uint64_t deadline_ns, struct cox_replies **ret_ended)
 {
     /* Taken before the check: a cause that is stored later ends the wait. */
     const struct cox_wait_snapshot before = cox_collector_snapshot(collector);

@@ -28,69 +28,69 @@ COX_HOT static size_t copy_stride(size_t length)
     return (length + 15) & ~(size_t)15;
 }
 
-int cox_gathering_init(struct cox_gathering *gathering, const struct cox_geometry *geometry,
-                       enum cox_channel_id channel)
+int cox_replies_init(struct cox_replies *replies, const struct cox_geometry *geometry,
+                     enum cox_channel_id channel)
 {
-    memset(gathering, 0, sizeof *gathering);
-    gathering->rank_count = geometry->rank_count;
-    gathering->results = calloc(geometry->rank_count, sizeof *gathering->results);
-    gathering->ranks = calloc(geometry->rank_count, sizeof *gathering->ranks);
-    gathering->texts = calloc(geometry->rank_count, COX_RANK_TEXT_SIZE);
-    int r = gathering->results && gathering->ranks && gathering->texts ? 0 : -ENOMEM;
+    memset(replies, 0, sizeof *replies);
+    replies->rank_count = geometry->rank_count;
+    replies->results = calloc(geometry->rank_count, sizeof *replies->results);
+    replies->ranks = calloc(geometry->rank_count, sizeof *replies->ranks);
+    replies->texts = calloc(geometry->rank_count, COX_RANK_TEXT_SIZE);
+    int r = replies->results && replies->ranks && replies->texts ? 0 : -ENOMEM;
     size_t room = 0;
     for (uint32_t rank = 0; r == 0 && rank < geometry->rank_count; rank++) {
-        struct cox_gathering_rank *own = &gathering->ranks[rank];
-        own->text = &gathering->texts[(size_t)rank * COX_RANK_TEXT_SIZE];
+        struct cox_replies_rank *own = &replies->ranks[rank];
+        own->text = &replies->texts[(size_t)rank * COX_RANK_TEXT_SIZE];
         own->slot_capacity = cox_geometry_slot_capacity(
             geometry, channel, geometry->mode->limits.whole_replies && rank == 0);
         room += copy_stride(own->slot_capacity);
     }
     if (r == 0) {
-        gathering->copies = malloc(room);
-        r = gathering->copies ? 0 : -ENOMEM;
+        replies->copies = malloc(room);
+        r = replies->copies ? 0 : -ENOMEM;
     }
     if (r == 0)
-        r = cox_arena_init(&gathering->arena, ARENA_FIRST_SIZE, ARENA_SIZE_MAX);
+        r = cox_arena_init(&replies->arena, ARENA_FIRST_SIZE, ARENA_SIZE_MAX);
     if (r)
-        cox_gathering_deinit(gathering);
+        cox_replies_deinit(replies);
     return r;
 }
 
-void cox_gathering_deinit(struct cox_gathering *gathering)
+void cox_replies_deinit(struct cox_replies *replies)
 {
-    for (uint32_t rank = 0; gathering->ranks && rank < gathering->rank_count; rank++)
-        cox_reply_memory_free(gathering->ranks[rank].large);
-    free(gathering->copies);
-    free(gathering->texts);
-    free(gathering->ranks);
-    free(gathering->results);
-    cox_arena_deinit(&gathering->arena);
-    memset(gathering, 0, sizeof *gathering);
+    for (uint32_t rank = 0; replies->ranks && rank < replies->rank_count; rank++)
+        cox_reply_memory_free(replies->ranks[rank].large);
+    free(replies->copies);
+    free(replies->texts);
+    free(replies->ranks);
+    free(replies->results);
+    cox_arena_deinit(&replies->arena);
+    memset(replies, 0, sizeof *replies);
 }
 
-COX_HOT void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_set *asked,
-                                 const struct cox_rank *ranks)
+COX_HOT void cox_replies_begin(struct cox_replies *replies, const struct cox_rank_set *asked,
+                               const struct cox_rank *ranks)
 {
-    cox_arena_reset(&gathering->arena);
-    gathering->text[0] = '\0';
-    gathering->taken = (struct cox_stats_taken){0};
-    gathering->copied = 0;
-    gathering->left = gathering->rank_count;
-    gathering->failed = false;
-    gathering->out_of_line = false;
-    for (uint32_t rank = 0; rank < gathering->rank_count; rank++)
-        gathering->results[rank] = (struct cox_rank_result){
+    cox_arena_reset(&replies->arena);
+    replies->text[0] = '\0';
+    replies->taken = (struct cox_stats_taken){0};
+    replies->copied = 0;
+    replies->left = replies->rank_count;
+    replies->failed = false;
+    replies->out_of_line = false;
+    for (uint32_t rank = 0; rank < replies->rank_count; rank++)
+        replies->results[rank] = (struct cox_rank_result){
             .outcome = cox_rank_set_has(asked, rank) ? COX_OUTCOME_LATE : COX_OUTCOME_NOT_ASKED,
             .pid = cox_rank_serving_pid(&ranks[rank]),
             .exit_status = -1,
         };
 }
 
-static void gathering_error(struct cox_gathering *gathering, uint32_t rank, int32_t code,
-                            const char *text)
+static void replies_error(struct cox_replies *replies, uint32_t rank, int32_t code,
+                          const char *text)
 {
-    struct cox_rank_result *result = &gathering->results[rank];
-    char *own = gathering->ranks[rank].text;
+    struct cox_rank_result *result = &replies->results[rank];
+    char *own = replies->ranks[rank].text;
     snprintf(own, COX_RANK_TEXT_SIZE, "%.*s", COX_RANK_TEXT_SIZE - 1, text);
     cox_text_trim(own);
     result->outcome = COX_OUTCOME_ERROR;
@@ -118,28 +118,27 @@ static const char *response_text(const Coxswain__ExecuteResponse *response,
 
 /* Each rank has its share of the arena, so that none can use up the next one's. A reply out of line
  * may use twice its size in addition. */
-COX_HOT static int gathering_unpack(struct cox_gathering *gathering, const uint8_t *bytes,
-                                    size_t length, size_t beside,
-                                    Coxswain__ExecuteResponse **ret_response)
+COX_HOT static int replies_unpack(struct cox_replies *replies, const uint8_t *bytes, size_t length,
+                                  size_t beside, Coxswain__ExecuteResponse **ret_response)
 {
-    struct cox_arena *arena = &gathering->arena;
+    struct cox_arena *arena = &replies->arena;
     size_t size_max = arena->size_max;
-    arena->size_max = arena->used + ARENA_SIZE_MAX / gathering->rank_count + beside;
+    arena->size_max = arena->used + ARENA_SIZE_MAX / replies->rank_count + beside;
     int r = cox_wire_response_unpack(arena, bytes, length, ret_response);
     arena->size_max = size_max;
     return r;
 }
 
 /* Sets the result from an unpacked reply. */
-COX_HOT static void gathering_accept(struct cox_gathering *gathering, uint32_t rank,
-                                     const Coxswain__ExecuteResponse *response,
-                                     const uint8_t *bytes, size_t length)
+COX_HOT static void replies_accept(struct cox_replies *replies, uint32_t rank,
+                                   const Coxswain__ExecuteResponse *response, const uint8_t *bytes,
+                                   size_t length)
 {
-    struct cox_rank_result *result = &gathering->results[rank];
+    struct cox_rank_result *result = &replies->results[rank];
     char text[128];
     if (response->status != 0) {
-        gathering_error(gathering, rank, response->status,
-                        response_text(response, (char[COX_RANK_TEXT_SIZE]){0}));
+        replies_error(replies, rank, response->status,
+                      response_text(response, (char[COX_RANK_TEXT_SIZE]){0}));
         if (response->has_error_detail) {
             result->bytes = response->error_detail.data;
             result->size = response->error_detail.len;
@@ -147,7 +146,7 @@ COX_HOT static void gathering_accept(struct cox_gathering *gathering, uint32_t r
     } else if ((uint32_t)response->rank != rank) {
         snprintf(text, sizeof text, "the slot of rank %" PRIu32 " holds a reply of rank %" PRId32,
                  rank, response->rank);
-        gathering_error(gathering, rank, COX_CORRUPT, text);
+        replies_error(replies, rank, COX_CORRUPT, text);
     } else {
         result->outcome = COX_OUTCOME_OK;
         result->response = response;
@@ -156,8 +155,7 @@ COX_HOT static void gathering_accept(struct cox_gathering *gathering, uint32_t r
     }
 }
 
-static void gathering_error_unpack(struct cox_gathering *gathering, uint32_t rank, int r,
-                                   uint64_t length)
+static void replies_error_unpack(struct cox_replies *replies, uint32_t rank, int r, uint64_t length)
 {
     char text[128];
     snprintf(text, sizeof text,
@@ -166,17 +164,17 @@ static void gathering_error_unpack(struct cox_gathering *gathering, uint32_t ran
                                 : "rank %" PRIu32 " replied with %" PRIu64
                                   " bytes that are no ExecuteResponse",
              rank, length);
-    gathering_error(gathering, rank, r, text);
+    replies_error(replies, rank, r, text);
 }
 
 /* Takes an ExecuteResponse from the copy. Returns true if the reply is out of line. */
-COX_HOT static bool gathering_take_message(struct cox_gathering *gathering, uint32_t rank,
-                                           bool extensions, bool failed, const uint8_t *copy,
-                                           size_t length)
+COX_HOT static bool replies_take_message(struct cox_replies *replies, uint32_t rank,
+                                         bool extensions, bool failed, const uint8_t *copy,
+                                         size_t length)
 {
-    struct cox_gathering_rank *own = &gathering->ranks[rank];
+    struct cox_replies_rank *own = &replies->ranks[rank];
     Coxswain__ExecuteResponse *response = NULL;
-    int r = gathering_unpack(gathering, copy, length, 0, &response);
+    int r = replies_unpack(replies, copy, length, 0, &response);
     if (r == 0 && !extensions)
         cox_legacy_reply_read(response, rank);
     if (r == 0 && response->status == 0 && response->large_payload) {
@@ -184,30 +182,29 @@ COX_HOT static bool gathering_take_message(struct cox_gathering *gathering, uint
         cox_error_clear(&why);
         r = cox_large_payload_ref_read(response->large_payload, &own->ref, &why);
         if (r)
-            gathering_error(gathering, rank, r, why.text);
-        gathering->out_of_line |= r == 0;
+            replies_error(replies, rank, r, why.text);
+        replies->out_of_line |= r == 0;
         return own->out_of_line = r == 0; /* may be called again: the copy is not kept */
     }
-    gathering->copied += copy_stride(length);
-    gathering->taken.bytes += length;
+    replies->copied += copy_stride(length);
+    replies->taken.bytes += length;
     if (r)
-        gathering_error_unpack(gathering, rank, r, length);
+        replies_error_unpack(replies, rank, r, length);
     else if (failed && response->status == 0)
-        gathering_error(gathering, rank, COX_REJECTED,
-                        response_text(response, (char[COX_RANK_TEXT_SIZE]){0}));
+        replies_error(replies, rank, COX_REJECTED,
+                      response_text(response, (char[COX_RANK_TEXT_SIZE]){0}));
     else
-        gathering_accept(gathering, rank, response, copy, length);
+        replies_accept(replies, rank, response, copy, length);
     return false;
 }
 
-COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
-                                uint32_t rank, uint64_t sequence, uint32_t type,
-                                uint32_t incarnation)
+COX_HOT bool cox_replies_take(struct cox_replies *replies, const struct cox_channel *channel,
+                              uint32_t rank, uint64_t sequence, uint32_t type, uint32_t incarnation)
 {
-    struct cox_rank_result *result = &gathering->results[rank];
+    struct cox_rank_result *result = &replies->results[rank];
     const struct cox_attach_limits *limits = &channel->control->geometry.mode->limits;
     bool whole = limits->whole_replies && !cox_operation_find(type)->legacy_slotted;
-    uint8_t *copy = gathering->copies + gathering->copied;
+    uint8_t *copy = replies->copies + replies->copied;
     size_t length;
     bool failed;
     struct cox_error why;
@@ -218,18 +215,18 @@ COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct co
         return false;
     }
     int r = cox_reply_fetch(channel, rank, sequence, whole, incarnation, copy,
-                            gathering->ranks[rank].slot_capacity, &length, &failed, &why);
-    gathering->ranks[rank].raw = r ? NULL : copy;
-    gathering->ranks[rank].raw_size = length;
-    gathering->ranks[rank].raw_failed = failed;
+                            replies->ranks[rank].slot_capacity, &length, &failed, &why);
+    replies->ranks[rank].raw = r ? NULL : copy;
+    replies->ranks[rank].raw_size = length;
+    replies->ranks[rank].raw_failed = failed;
     if (r) {
-        gathering_error(gathering, rank, r, why.text);
+        replies_error(replies, rank, r, why.text);
         return false;
     }
     if (type != COX_TYPE_OPAQUE || failed)
-        return gathering_take_message(gathering, rank, limits->extensions, failed, copy, length);
-    gathering->copied += copy_stride(length);
-    gathering->taken.bytes += length;
+        return replies_take_message(replies, rank, limits->extensions, failed, copy, length);
+    replies->copied += copy_stride(length);
+    replies->taken.bytes += length;
     result->outcome = COX_OUTCOME_OK;
     result->bytes = copy;
     result->size = length;
@@ -237,7 +234,7 @@ COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct co
 }
 
 /* Copies a reply that is out of line to private memory. */
-static int large_fetch(struct cox_gathering_rank *own, const struct cox_reply_limits *reply_limits,
+static int large_fetch(struct cox_replies_rank *own, const struct cox_reply_limits *reply_limits,
                        struct cox_large_payload_view *view, uint32_t rank, uint32_t type, pid_t pid,
                        struct cox_error *err)
 {
@@ -278,12 +275,11 @@ static int large_fetch(struct cox_gathering_rank *own, const struct cox_reply_li
     return r ? cox_fail(err, r, "rank %" PRIu32 " replied out of line: %s", rank, why.text) : 0;
 }
 
-int cox_gathering_take_large(struct cox_gathering *gathering,
-                             const struct cox_reply_limits *reply_limits,
-                             struct cox_large_payload_view *view, uint32_t rank, uint32_t type)
+int cox_replies_take_large(struct cox_replies *replies, const struct cox_reply_limits *reply_limits,
+                           struct cox_large_payload_view *view, uint32_t rank, uint32_t type)
 {
-    struct cox_rank_result *result = &gathering->results[rank];
-    struct cox_gathering_rank *own = &gathering->ranks[rank];
+    struct cox_rank_result *result = &replies->results[rank];
+    struct cox_replies_rank *own = &replies->ranks[rank];
     const uint64_t size = own->ref.size;
     struct cox_error why = {0};
     int r = large_fetch(own, reply_limits, view, rank, type, result->pid, &why);
@@ -294,13 +290,13 @@ int cox_gathering_take_large(struct cox_gathering *gathering,
         cox_reply_memory_free(own->large);
         own->large = NULL;
         if (r != COX_PEER_DEAD)
-            gathering_error(gathering, rank, r, why.text);
+            replies_error(replies, rank, r, why.text);
         return r == COX_PEER_DEAD ? r : 0;
     }
     cox_fault_point(COX_FAULT_LARGE_PAYLOAD_COPIED);
-    gathering->taken.bytes += size;
-    gathering->taken.large_bytes += size;
-    gathering->taken.large_count++;
+    replies->taken.bytes += size;
+    replies->taken.large_bytes += size;
+    replies->taken.large_count++;
     if (type == COX_TYPE_OPAQUE) {
         result->outcome = COX_OUTCOME_OK;
         result->bytes = own->large;
@@ -308,55 +304,55 @@ int cox_gathering_take_large(struct cox_gathering *gathering,
         return 0;
     }
     Coxswain__ExecuteResponse *response = NULL;
-    r = gathering_unpack(gathering, own->large, size, 2 * size, &response);
+    r = replies_unpack(replies, own->large, size, 2 * size, &response);
     if (r)
-        gathering_error_unpack(gathering, rank, r, size);
+        replies_error_unpack(replies, rank, r, size);
     else
-        gathering_accept(gathering, rank, response, own->large, size);
+        replies_accept(replies, rank, response, own->large, size);
     return 0;
 }
 
-COX_HOT bool cox_gathering_holds(const struct cox_gathering *gathering)
+COX_HOT bool cox_replies_holds(const struct cox_replies *replies)
 {
-    return gathering->out_of_line || gathering->arena.used > ARENA_KEEP_SIZE;
+    return replies->out_of_line || replies->arena.used > ARENA_KEEP_SIZE;
 }
 
-COX_HOT void cox_gathering_let_go(struct cox_gathering *gathering)
+COX_HOT void cox_replies_let_go(struct cox_replies *replies)
 {
-    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
-        cox_reply_memory_free(gathering->ranks[rank].large);
-        gathering->ranks[rank].large = NULL;
-        gathering->ranks[rank].out_of_line = false;
+    for (uint32_t rank = 0; rank < replies->rank_count; rank++) {
+        cox_reply_memory_free(replies->ranks[rank].large);
+        replies->ranks[rank].large = NULL;
+        replies->ranks[rank].out_of_line = false;
     }
-    if (gathering->arena.used <= ARENA_KEEP_SIZE)
+    if (replies->arena.used <= ARENA_KEEP_SIZE)
         return;
-    cox_arena_deinit(&gathering->arena);
-    cox_arena_init(&gathering->arena, 0, ARENA_SIZE_MAX); /* without memory: cannot fail */
+    cox_arena_deinit(&replies->arena);
+    cox_arena_init(&replies->arena, 0, ARENA_SIZE_MAX); /* without memory: cannot fail */
 }
 
-void cox_gathering_free_reply(uint8_t *bytes)
+void cox_replies_free_reply(uint8_t *bytes)
 {
     cox_reply_memory_free(bytes);
 }
 
-void cox_gathering_set_dead(struct cox_gathering *gathering, uint32_t rank,
-                            struct cox_supervisor *supervisor)
+void cox_replies_set_dead(struct cox_replies *replies, uint32_t rank,
+                          struct cox_supervisor *supervisor)
 {
-    struct cox_rank_result *result = &gathering->results[rank];
+    struct cox_rank_result *result = &replies->results[rank];
     struct cox_exit how = {0};
     cox_supervisor_dead(supervisor, rank, &how);
     result->outcome = COX_OUTCOME_DEAD;
     result->signal = how.signal;
     result->exit_status = how.known && !how.signal ? how.exit_status : -1;
-    cox_report_death(supervisor, rank, gathering->ranks[rank].text, COX_RANK_TEXT_SIZE);
-    result->text = gathering->ranks[rank].text;
+    cox_report_death(supervisor, rank, replies->ranks[rank].text, COX_RANK_TEXT_SIZE);
+    result->text = replies->ranks[rank].text;
 }
 
-COX_HOT int cox_gathering_status(const struct cox_gathering *gathering, int ended_by)
+COX_HOT int cox_replies_status(const struct cox_replies *replies, int ended_by)
 {
     int status = 0;
-    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
-        const struct cox_rank_result *result = &gathering->results[rank];
+    for (uint32_t rank = 0; rank < replies->rank_count; rank++) {
+        const struct cox_rank_result *result = &replies->results[rank];
         if (result->outcome == COX_OUTCOME_DEAD)
             return COX_PEER_DEAD;
         if (result->outcome != COX_OUTCOME_ERROR)
@@ -369,13 +365,13 @@ COX_HOT int cox_gathering_status(const struct cox_gathering *gathering, int ende
     return status ? status : ended_by;
 }
 
-COX_HOT const struct cox_rank_result *cox_gathering_choose(struct cox_gathering *gathering,
-                                                           enum cox_gather policy)
+COX_HOT const struct cox_rank_result *cox_replies_choose(struct cox_replies *replies,
+                                                         enum cox_gather policy)
 {
     const struct cox_rank_result *payload = NULL;
     bool lowest = true;
-    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
-        struct cox_rank_result *result = &gathering->results[rank];
+    for (uint32_t rank = 0; rank < replies->rank_count; rank++) {
+        struct cox_rank_result *result = &replies->results[rank];
         bool wanted = policy == COX_GATHER_ALL || (policy == COX_GATHER_RANK0 && lowest);
         lowest = lowest && result->outcome == COX_OUTCOME_NOT_ASKED;
         if (result->outcome == COX_OUTCOME_OK && wanted) {

@@ -51,35 +51,35 @@ static void rank_read_hold(const struct cox_collector *collector, uint32_t rank,
 
 /* Adds to the text of each late rank that could go on whom it may wait for. Ranks exchange values
  * within a step: one that cannot go on holds up the others, which look busy. */
-static void report_delays(const struct cox_collector *collector, struct cox_gathering *gathering)
+static void report_delays(const struct cox_collector *collector, struct cox_replies *replies)
 {
     struct cox_rank_set delaying = {{0}};
     uint32_t count = 0;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
         const bool delays =
-            gathering->results[rank].outcome == COX_OUTCOME_LATE && gathering->ranks[rank].delays;
+            replies->results[rank].outcome == COX_OUTCOME_LATE && replies->ranks[rank].delays;
         if (delays)
             cox_rank_set_add(&delaying, rank);
         count += delays;
     }
     for (uint32_t rank = 0; count && rank < collector->rank_count; rank++) {
-        if (gathering->results[rank].outcome != COX_OUTCOME_LATE || gathering->ranks[rank].delays)
+        if (replies->results[rank].outcome != COX_OUTCOME_LATE || replies->ranks[rank].delays)
             continue;
-        char *text = gathering->ranks[rank].text;
+        char *text = replies->ranks[rank].text;
         cox_sentence_append(text, COX_RANK_TEXT_SIZE, ", and may wait for rank%s ",
                             count > 1 ? "s" : "");
         cox_sentence_append_set(text, COX_RANK_TEXT_SIZE, &delaying);
     }
 }
 
-void cox_report_look(const struct cox_collector *collector, struct cox_gathering *gathering,
+void cox_report_look(const struct cox_collector *collector, struct cox_replies *replies,
                      uint32_t rank)
 {
-    rank_read_hold(collector, rank, gathering->results[rank].pid, gathering->ranks[rank].text);
+    rank_read_hold(collector, rank, replies->results[rank].pid, replies->ranks[rank].text);
 }
 
 void cox_report_late(const struct cox_collector *collector, const struct cox_entry *entry,
-                     int status, struct cox_gathering *gathering)
+                     int status, struct cox_replies *replies)
 {
     static const char *const states[] = {"idle", "taken", "running", "replying"};
     uint64_t now = cox_now_ns();
@@ -87,10 +87,10 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
     const uint64_t looks_ns = collector->rank_count * COX_REPORT_LOOK_NS + COX_NSEC_PER_MSEC;
     const uint32_t looked_count = now - entry->looked_ns < looks_ns ? entry->look_rank : 0;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-        struct cox_rank_result *result = &gathering->results[rank];
+        struct cox_rank_result *result = &replies->results[rank];
         if (result->outcome != COX_OUTCOME_LATE)
             continue;
-        char *text = gathering->ranks[rank].text;
+        char *text = replies->ranks[rank].text;
         uint64_t since = entry->published_ns;
         const struct cox_layout_rank_line *line =
             cox_state_line(collector->channel->control, rank, collector->channel->id);
@@ -108,7 +108,7 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
             snprintf(hold, sizeof hold, "%.*s", COX_PEER_HOLD_SIZE - 1, text);
         else if (alive && status != COX_PEER_DEAD)
             rank_read_hold(collector, rank, result->pid, hold);
-        gathering->ranks[rank].delays = alive && (!result->taken || hold[0]);
+        replies->ranks[rank].delays = alive && (!result->taken || hold[0]);
         snprintf(text, COX_RANK_TEXT_SIZE,
                  "rank %" PRIu32 " (pid %jd) had not replied: %s, silent for %.3f s, %s%s%s", rank,
                  (intmax_t)result->pid, state, (double)result->silent_ns / 1e9,
@@ -116,7 +116,7 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
         result->text = text;
     }
     if (status != COX_PEER_DEAD)
-        report_delays(collector, gathering);
+        report_delays(collector, replies);
 }
 
 /* ---- ranks that disagree ---- */
@@ -142,12 +142,12 @@ struct side {
 
 /* The number that more than half of the ranks have; 0: there is none. It is what is left when each
  * rank cancels one that has another number. */
-static uint64_t number_of_most(const struct cox_gathering *gathering, uint32_t index)
+static uint64_t number_of_most(const struct cox_replies *replies, uint32_t index)
 {
     uint64_t number = 0;
     uint32_t left = 0, total = 0, same = 0;
-    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
-        const uint64_t *digests = step_digests(&gathering->results[rank]);
+    for (uint32_t rank = 0; rank < replies->rank_count; rank++) {
+        const uint64_t *digests = step_digests(&replies->results[rank]);
         if (!digests || !digests[index])
             continue;
         total++;
@@ -158,8 +158,8 @@ static uint64_t number_of_most(const struct cox_gathering *gathering, uint32_t i
         else
             left--;
     }
-    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
-        const uint64_t *digests = step_digests(&gathering->results[rank]);
+    for (uint32_t rank = 0; rank < replies->rank_count; rank++) {
+        const uint64_t *digests = step_digests(&replies->results[rank]);
         same += digests && digests[index] == number;
     }
     return 2 * same > total ? number : 0;
@@ -168,15 +168,15 @@ static uint64_t number_of_most(const struct cox_gathering *gathering, uint32_t i
 /* Groups the ranks by one of their numbers; the largest side comes first, of several the one with
  * the lowest rank. Returns how many there are. Ranks beyond SIDE_COUNT_MAX sides go to `others`; a
  * side that has more than half of the ranks is never among these. */
-static uint32_t sides_find(const struct cox_gathering *gathering, uint32_t index,
+static uint32_t sides_find(const struct cox_replies *replies, uint32_t index,
                            struct side sides[SIDE_COUNT_MAX], struct cox_rank_set *others)
 {
-    const uint64_t most = number_of_most(gathering, index);
+    const uint64_t most = number_of_most(replies, index);
     uint32_t side_count = 0;
     if (most)
         sides[side_count++] = (struct side){.digest = most};
-    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
-        const uint64_t *digests = step_digests(&gathering->results[rank]);
+    for (uint32_t rank = 0; rank < replies->rank_count; rank++) {
+        const uint64_t *digests = step_digests(&replies->results[rank]);
         if (!digests || !digests[index])
             continue;
         uint32_t i = 0;
@@ -202,12 +202,12 @@ static uint32_t sides_find(const struct cox_gathering *gathering, uint32_t index
 
 /* Appends who has what, and adds the ranks that are not on the largest side, or, where two sides
  * are as large, all of them. */
-static void sides_report(struct cox_gathering *gathering, const char *name,
-                         const struct side *sides, uint32_t side_count,
-                         const struct cox_rank_set *others, bool first, struct cox_rank_set *odd)
+static void sides_report(struct cox_replies *replies, const char *name, const struct side *sides,
+                         uint32_t side_count, const struct cox_rank_set *others, bool first,
+                         struct cox_rank_set *odd)
 {
-    char *buffer = gathering->text;
-    const size_t buffer_size = sizeof gathering->text;
+    char *buffer = replies->text;
+    const size_t buffer_size = sizeof replies->text;
     bool even = false;
     cox_sentence_append(buffer, buffer_size, "%s %s:", first ? "" : ";", name);
     for (uint32_t i = 0; i < side_count; i++) {
@@ -231,7 +231,7 @@ static void sides_report(struct cox_gathering *gathering, const char *name,
 }
 
 static int divergence_report(struct cox_collector *collector, const struct cox_entry *entry,
-                             struct cox_gathering *gathering, struct cox_rank_set *ret_odd)
+                             struct cox_replies *replies, struct cox_rank_set *ret_odd)
 {
     static const char *const names[DIGESTS_SIZE] = {
         "steps since", "sequence ids", "positions", "block tables", "sampled tokens",
@@ -242,18 +242,18 @@ static int divergence_report(struct cox_collector *collector, const struct cox_e
     *ret_odd = (struct cox_rank_set){{0}};
     for (uint32_t index = 0; index < DIGESTS_SIZE; index++) {
         struct cox_rank_set others = {{0}};
-        const uint32_t side_count = sides_find(gathering, index, sides, &others);
+        const uint32_t side_count = sides_find(replies, index, sides, &others);
         if (index == 0 && side_count)
             begin = sides[0].digest;
         if (side_count < 2)
             continue;
         if (!diverged) {
-            snprintf(gathering->text, sizeof gathering->text, "%s sequence %" PRIu64 " (%s): %s",
+            snprintf(replies->text, sizeof replies->text, "%s sequence %" PRIu64 " (%s): %s",
                      cox_channel_name(collector->channel->id), entry->sequence,
                      entry->operation->name, cox_status_text(COX_DIVERGED));
-            cox_sentence_append(gathering->text, sizeof gathering->text, "; they differ in");
+            cox_sentence_append(replies->text, sizeof replies->text, "; they differ in");
         }
-        sides_report(gathering, names[index], sides, side_count, &others, !diverged, ret_odd);
+        sides_report(replies, names[index], sides, side_count, &others, !diverged, ret_odd);
         diverged = true;
     }
     if (!diverged)
@@ -263,18 +263,18 @@ static int divergence_report(struct cox_collector *collector, const struct cox_e
         collector->diverged_begin = begin;
         collector->diverged_sequence = entry->sequence;
     }
-    cox_sentence_append(gathering->text, sizeof gathering->text,
+    cox_sentence_append(replies->text, sizeof replies->text,
                         "; first in step %" PRIu64 ", of the chain that began with step %" PRIu64,
                         collector->diverged_sequence, begin);
     return COX_DIVERGED;
 }
 
 COX_HOT int cox_report_divergence(struct cox_collector *collector, const struct cox_entry *entry,
-                                  struct cox_gathering *gathering, struct cox_rank_set *ret_odd)
+                                  struct cox_replies *replies, struct cox_rank_set *ret_odd)
 {
     const uint64_t *expected = NULL;
-    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
-        const uint64_t *digests = step_digests(&gathering->results[rank]);
+    for (uint32_t rank = 0; rank < replies->rank_count; rank++) {
+        const uint64_t *digests = step_digests(&replies->results[rank]);
         if (!digests)
             continue;
         if (!expected)
@@ -282,30 +282,30 @@ COX_HOT int cox_report_divergence(struct cox_collector *collector, const struct 
         else if (((digests[0] ^ expected[0]) | (digests[1] ^ expected[1]) |
                   (digests[2] ^ expected[2]) | (digests[3] ^ expected[3]) |
                   (digests[4] ^ expected[4])) != 0)
-            return divergence_report(collector, entry, gathering, ret_odd);
+            return divergence_report(collector, entry, replies, ret_odd);
     }
     return 0;
 }
 
 /* Late ranks that delay no others come after those that do. */
-static bool is_second(const struct cox_gathering *gathering, uint32_t rank)
+static bool is_second(const struct cox_replies *replies, uint32_t rank)
 {
-    return gathering->results[rank].outcome == COX_OUTCOME_LATE && !gathering->ranks[rank].delays;
+    return replies->results[rank].outcome == COX_OUTCOME_LATE && !replies->ranks[rank].delays;
 }
 
 /* Appends the ranks with this outcome; the first few with their own text, in equal shares. Of late
  * ranks only those that delay others, or (second) only the rest. */
-static void report_outcome(struct cox_gathering *gathering, enum cox_outcome outcome, bool second)
+static void report_outcome(struct cox_replies *replies, enum cox_outcome outcome, bool second)
 {
-    char *buffer = gathering->text;
-    size_t buffer_size = sizeof gathering->text;
+    char *buffer = replies->text;
+    size_t buffer_size = sizeof replies->text;
     struct cox_rank_set others = {{0}};
     uint32_t count = 0, reported = 0;
-    for (uint32_t rank = 0; rank < gathering->rank_count; rank++)
-        count += gathering->results[rank].outcome == outcome;
+    for (uint32_t rank = 0; rank < replies->rank_count; rank++)
+        count += replies->results[rank].outcome == outcome;
     int share = (int)(TOLD_SIZE / (count < REPORTED_COUNT ? count + !count : REPORTED_COUNT));
-    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
-        if (gathering->results[rank].outcome != outcome || is_second(gathering, rank) != second)
+    for (uint32_t rank = 0; rank < replies->rank_count; rank++) {
+        if (replies->results[rank].outcome != outcome || is_second(replies, rank) != second)
             continue;
         if (reported == REPORTED_COUNT) {
             cox_rank_set_add(&others, rank);
@@ -313,10 +313,9 @@ static void report_outcome(struct cox_gathering *gathering, enum cox_outcome out
         }
         if (outcome == COX_OUTCOME_ERROR)
             cox_sentence_append(buffer, buffer_size, "; rank %" PRIu32 " failed: %.*s", rank, share,
-                                gathering->results[rank].text);
+                                replies->results[rank].text);
         else
-            cox_sentence_append(buffer, buffer_size, "; %.*s", share,
-                                gathering->results[rank].text);
+            cox_sentence_append(buffer, buffer_size, "; %.*s", share, replies->results[rank].text);
         reported++;
     }
     if (outcome != COX_OUTCOME_LATE && count > reported) {
@@ -328,32 +327,32 @@ static void report_outcome(struct cox_gathering *gathering, enum cox_outcome out
 
 /* Appends late ranks as a list, if there are too many for a sentence each. second: without those
  * that delay others. */
-static void report_late_ranks(struct cox_gathering *gathering, bool taken, bool second)
+static void report_late_ranks(struct cox_replies *replies, bool taken, bool second)
 {
     struct cox_rank_set ranks = {{0}};
     uint64_t silent_ns = 0;
-    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
-        const struct cox_rank_result *result = &gathering->results[rank];
+    for (uint32_t rank = 0; rank < replies->rank_count; rank++) {
+        const struct cox_rank_result *result = &replies->results[rank];
         if (result->outcome != COX_OUTCOME_LATE || result->taken != taken ||
-            (second && !is_second(gathering, rank)))
+            (second && !is_second(replies, rank)))
             continue;
         cox_rank_set_add(&ranks, rank);
         silent_ns = result->silent_ns > silent_ns ? result->silent_ns : silent_ns;
     }
     if (silent_ns == 0)
         return;
-    cox_sentence_append(gathering->text, sizeof gathering->text, "; ranks ");
-    cox_sentence_append_set(gathering->text, sizeof gathering->text, &ranks);
-    cox_sentence_append(gathering->text, sizeof gathering->text, " %s, silent for up to %.3f s",
+    cox_sentence_append(replies->text, sizeof replies->text, "; ranks ");
+    cox_sentence_append_set(replies->text, sizeof replies->text, &ranks);
+    cox_sentence_append(replies->text, sizeof replies->text, " %s, silent for up to %.3f s",
                         taken ? "took it and have not replied" : "never took it",
                         (double)silent_ns / 1e9);
 }
 
 void cox_report_failure(const struct cox_collector *collector, const struct cox_entry *entry,
-                        int status, struct cox_gathering *gathering)
+                        int status, struct cox_replies *replies)
 {
-    char *buffer = gathering->text;
-    size_t buffer_size = sizeof gathering->text;
+    char *buffer = replies->text;
+    size_t buffer_size = sizeof replies->text;
     snprintf(buffer, buffer_size, "%s sequence %" PRIu64 " (%s): %s",
              cox_channel_name(collector->channel->id), entry->sequence, entry->operation->name,
              cox_status_text(status));
@@ -362,25 +361,24 @@ void cox_report_failure(const struct cox_collector *collector, const struct cox_
                             (double)(cox_now_ns() - entry->submitted_ns) / 1e9);
     uint32_t replied = 0, asked = 0, late = 0, first = 0;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-        asked += gathering->results[rank].outcome != COX_OUTCOME_NOT_ASKED;
-        replied += gathering->results[rank].outcome == COX_OUTCOME_OK;
-        late += gathering->results[rank].outcome == COX_OUTCOME_LATE;
-        first +=
-            gathering->results[rank].outcome == COX_OUTCOME_LATE && !is_second(gathering, rank);
+        asked += replies->results[rank].outcome != COX_OUTCOME_NOT_ASKED;
+        replied += replies->results[rank].outcome == COX_OUTCOME_OK;
+        late += replies->results[rank].outcome == COX_OUTCOME_LATE;
+        first += replies->results[rank].outcome == COX_OUTCOME_LATE && !is_second(replies, rank);
     }
     cox_sentence_append(buffer, buffer_size, "; %" PRIu32 " of %" PRIu32 " ranks replied", replied,
                         asked);
     /* the caller's buffer may cut the rest off */
-    report_outcome(gathering, COX_OUTCOME_DEAD, false);
-    report_outcome(gathering, COX_OUTCOME_ERROR, false);
+    report_outcome(replies, COX_OUTCOME_DEAD, false);
+    report_outcome(replies, COX_OUTCOME_ERROR, false);
     if (status != COX_TIMEOUT && status != COX_CLOSED)
         return;
     if (first <= REPORTED_COUNT)
-        report_outcome(gathering, COX_OUTCOME_LATE, false);
+        report_outcome(replies, COX_OUTCOME_LATE, false);
     if (late <= REPORTED_COUNT) {
-        report_outcome(gathering, COX_OUTCOME_LATE, true);
+        report_outcome(replies, COX_OUTCOME_LATE, true);
         return;
     }
-    report_late_ranks(gathering, true, first <= REPORTED_COUNT);
-    report_late_ranks(gathering, false, first <= REPORTED_COUNT);
+    report_late_ranks(replies, true, first <= REPORTED_COUNT);
+    report_late_ranks(replies, false, first <= REPORTED_COUNT);
 }

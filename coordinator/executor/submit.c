@@ -377,7 +377,7 @@ bool cox_executor_take_reply(struct cox_executor *executor, enum cox_channel_id 
 
 void cox_executor_free_reply(void *bytes)
 {
-    cox_gathering_free_reply(bytes);
+    cox_replies_free_reply(bytes);
 }
 
 int cox_executor_fd(struct cox_executor *executor, enum cox_channel_id channel, int *ret_fd,

@@ -40,8 +40,8 @@ static void memory_restore(void)
 
 static struct cox_large_payload_choice blocks;
 
-CONSTRUCT(gathering_init, cox_gathering_init(object, &control.geometry, COX_CHANNEL_EXECUTE))
-DESTROY(gathering_deinit, cox_gathering_deinit(object))
+CONSTRUCT(replies_init, cox_replies_init(object, &control.geometry, COX_CHANNEL_EXECUTE))
+DESTROY(replies_deinit, cox_replies_deinit(object))
 
 static int collector_start(void *object, struct cox_error *err)
 {
@@ -252,7 +252,7 @@ CONSTRUCT(live_replay, cox_executor_replay_init(live, cox_deadline_after_ms(TEST
 TEST(b15_b19_collectors_and_the_fault_thread_are_undone_when_any_call_fails)
 {
     COUNTDOWN(FAIL_ONE | FAIL_REST,
-              SUBJECT(gathering_init, MAKES(struct cox_gathering, gathering_deinit),
+              SUBJECT(replies_init, MAKES(struct cox_replies, replies_deinit),
                       AROUND(memory_prepare, memory_restore), .in_place = true, .wordless = true));
     COUNTDOWN(EACH_MODE,
               NAMED_SUBJECT("collector_init and start", collector_start,

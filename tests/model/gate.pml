@@ -412,7 +412,7 @@ proctype submitter()
 
 mtype = { NOT_ASKED, OUTSTANDING, OK, ERROR, DEAD };
 
-/* One rank in gather_look; cox_gathering_take is one step, with lock held and the slot the
+/* One rank in gather_look; cox_replies_take is one step, with lock held and the slot the
  * coordinator's. */
 #ifdef NO_SEQUENCE
 #define REPLIED(i, r) (done[r] > 0)

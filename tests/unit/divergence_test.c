@@ -12,7 +12,7 @@ static struct {
     struct cox_channel channel;
     struct cox_collector collector;
     struct cox_entry entry;
-    struct cox_gathering gathering;
+    struct cox_replies replies;
     struct cox_rank_result results[RANK_COUNT];
     Coxswain__ExecuteResponse responses[RANK_COUNT];
     Coxswain__ExecuteModelResponse models[RANK_COUNT];
@@ -28,9 +28,9 @@ static void all_agree(uint64_t sequence, uint64_t begin)
     s.collector.channel = &s.channel;
     s.entry.sequence = sequence;
     s.entry.operation = cox_operation_find(COXSWAIN__EXECUTE_TYPE__MODEL_INFER);
-    s.gathering.rank_count = RANK_COUNT;
-    s.gathering.results = s.results;
-    s.gathering.text[0] = '\0';
+    s.replies.rank_count = RANK_COUNT;
+    s.replies.results = s.results;
+    s.replies.text[0] = '\0';
     for (uint32_t rank = 0; rank < RANK_COUNT; rank++) {
         coxswain__execute_response__init(&s.responses[rank]);
         coxswain__execute_model_response__init(&s.models[rank]);
@@ -49,13 +49,13 @@ static void all_agree(uint64_t sequence, uint64_t begin)
 
 static int compare(void)
 {
-    return cox_report_divergence(&s.collector, &s.entry, &s.gathering, &s.odd);
+    return cox_report_divergence(&s.collector, &s.entry, &s.replies, &s.odd);
 }
 
 static void expect(const char *text, uint64_t odd)
 {
     assert_int_equal(compare(), COX_DIVERGED);
-    assert_contains(s.gathering.text, text);
+    assert_contains(s.replies.text, text);
     assert_true(s.odd.words[0] == odd && s.odd.words[1] == 0);
 }
 
@@ -72,8 +72,8 @@ PLAIN_TEST(s2_each_digest_has_its_name_and_its_sides)
             snprintf(text, sizeof text, "differ in %s: ranks ", names[i]);
             expect(text, UINT64_C(1) << bad);
             snprintf(text, sizeof text, ", rank %u has 00000000000000ab", bad);
-            assert_contains(s.gathering.text, text);
-            assert_contains(s.gathering.text,
+            assert_contains(s.replies.text, text);
+            assert_contains(s.replies.text,
                             "; first in step 9, of the chain that began with step 4");
         }
     all_agree(9, 4);
@@ -111,7 +111,7 @@ PLAIN_TEST(s2_what_has_no_digest_is_not_compared)
     memset(&s, 0, sizeof s);
     all_agree(9, 4);
     assert_int_equal(compare(), 0);
-    assert_string_equal(s.gathering.text, "");
+    assert_string_equal(s.replies.text, "");
     /* None, in each of the four: a rank that does not sample. */
     for (uint32_t i = 1; i < DIGESTS_SIZE; i++) {
         for (uint32_t rank = 0; rank < RANK_COUNT; rank++) {
@@ -151,5 +151,5 @@ PLAIN_TEST(s2_the_first_step_of_a_chain_is_remembered)
     all_agree(13, 12);
     s.digests[6][1] = 1;
     expect("execute sequence 13 (MODEL_INFER)", 1 << 6);
-    assert_contains(s.gathering.text, "; first in step 13, of the chain that began with step 12");
+    assert_contains(s.replies.text, "; first in step 13, of the chain that began with step 12");
 }

@@ -16,8 +16,8 @@ PLAIN_TEST(m4_b33_an_reply_larger_than_what_is_free_is_refused)
     struct cox_exporter *exporter;
     struct cox_rank_result result = {.outcome = COX_OUTCOME_LATE, .pid = getpid()};
     char text[COX_RANK_TEXT_SIZE];
-    struct cox_gathering_rank rank = {.ref = {.size = size}, .text = text};
-    struct cox_gathering gathering = {.rank_count = 1, .results = &result, .ranks = &rank};
+    struct cox_replies_rank rank = {.ref = {.size = size}, .text = text};
+    struct cox_replies replies = {.rank_count = 1, .results = &result, .ranks = &rank};
     const struct cox_reply_limits reply_limits = {.size_max = UINT64_MAX};
     struct cox_large_payload_view view = {0};
     int fd = test_own_fd(memfd_create("answer", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -25,8 +25,7 @@ PLAIN_TEST(m4_b33_an_reply_larger_than_what_is_free_is_refused)
     assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
     assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
     assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &rank.ref.handle, NULL), 0);
-    assert_int_equal(cox_gathering_take_large(&gathering, &reply_limits, &view, 0, COX_TYPE_OPAQUE),
-                     0);
+    assert_int_equal(cox_replies_take_large(&replies, &reply_limits, &view, 0, COX_TYPE_OPAQUE), 0);
     assert_null(view.region.base);
     assert_int_equal(result.outcome, COX_OUTCOME_ERROR);
     assert_int_equal(result.code, COX_NO_SPACE);
