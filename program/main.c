@@ -87,24 +87,25 @@ static void help(FILE *file)
             fprintf(file, "  %-11s %s\n", groups[i].commands[k]->name,
                     groups[i].commands[k]->summary);
     }
-    fprintf(file, "\n"
-                  "Examples:\n"
-                  "  coxswain generate -n 4 \"27+58=\"      start 4 workers for one prompt\n"
-                  "  coxswain run -n 4 --name mine         keep 4 workers until Ctrl-C\n"
-                  "  coxswain generate --name mine         type prompts for them\n"
-                  "  coxswain status --name mine --watch   see what they do\n"
-                  "\n"
-                  "Environment:\n"
-                  "  COXSWAIN_RUNTIME_DIR  the directory of control sockets; commands look in it\n"
-                  "                        alone. Else in $XDG_RUNTIME_DIR/coxswain,\n"
-                  "                        /run/user/UID/coxswain, /run/coxswain and\n"
-                  "                        /tmp/coxswain-UID, in this order\n"
-                  "  COXSWAIN_WORKER       the worker program, as --worker\n"
-                  "  COXSWAIN_CRASH_DIR    the directory of --crash-dir\n"
-                  "  COXSWAIN_STACKS       off: when a request meets its deadline, ranks differ or\n"
-                  "                        are stuck at the end, it is not looked where they stand\n"
-                  "\n"
-                  "coxswain help COMMAND tells the options of a command.\n");
+    fprintf(file,
+            "\n"
+            "Examples:\n"
+            "  coxswain generate -n 4 \"27+58=\"      start 4 workers for one prompt\n"
+            "  coxswain run -n 4 --name mine         keep 4 workers until Ctrl-C\n"
+            "  coxswain generate --name mine         type prompts for them\n"
+            "  coxswain status --name mine --watch   see what they do\n"
+            "\n"
+            "Environment:\n"
+            "  COXSWAIN_RUNTIME_DIR  the directory of control sockets; commands look in it\n"
+            "                        alone. Else in $XDG_RUNTIME_DIR/coxswain,\n"
+            "                        /run/user/UID/coxswain, /run/coxswain and\n"
+            "                        /tmp/coxswain-UID, in this order\n"
+            "  COXSWAIN_WORKER       the worker program, as --worker\n"
+            "  COXSWAIN_CRASH_DIR    the directory of --crash-dir\n"
+            "  COXSWAIN_STACKS       off: when a request meets its deadline, ranks differ or\n"
+            "                        are stuck at the end, it is not looked where they stand\n"
+            "\n"
+            "coxswain help COMMAND tells the options of a command.\n");
     cox_exit_help(file);
 }
 
