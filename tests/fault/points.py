@@ -138,7 +138,7 @@ EXEMPT = {
     ("worker/loop/take_reply.c", "cox_worker_reply_parts", "cox_parts_join(slot"): "cox_channel_thread_send behind it commits, and is in another file",
     ("coordinator/executor/submit.c", "payload_pack", "cox_wire_request_pack("): CALLERS,
     ("coordinator/executor/submit.c", "payload_pack_out_of_line", "cox_wire_request_pack("): CALLERS,
-    ("coordinator/executor/submit.c", "block_write", "payload_pack("): CALLERS,
+    ("coordinator/executor/submit.c", "payload_write", "payload_pack("): CALLERS,
     ("coordinator/executor/submit.c", "payload_pack_away", "payload_pack("): "private memory, which the transport copies",
     ("coordinator/process/launch.c", "cox_launch_clone", "clone("): CALLERS,
     ("coordinator/process/launch.c", "cox_launch_clone", "SYS_clone"): CALLERS,

@@ -225,7 +225,8 @@ static bool forge_handle(const char *how, struct cox_large_payload_ref *ref)
     return true;
 }
 
-/* In place of the memory: another object, and the size that is said of it; 0: that of the memory. */
+/* In place of the memory: another object, and the size that is said of it; 0: that of the memory.
+ */
 static const struct {
     const char *how, *path; /* NULL: a memfd */
     int flags;              /* or its seals */

@@ -80,9 +80,9 @@ static void opaque_end(struct cox_channel_thread *thread, const struct cox_lent 
         cox_channel_thread_close_payload(thread, entry->sequence);
 }
 
-static int reply_out_of_line(struct cox_channel_thread *thread, const struct cox_lent *entry,
-                             const struct iovec *parts, size_t size, size_t capacity,
-                             struct cox_error *err)
+static int reply_large(struct cox_channel_thread *thread, const struct cox_lent *entry,
+                       const struct iovec *parts, size_t size, size_t capacity,
+                       struct cox_error *err)
 {
     const uint64_t sequence = entry->sequence;
     if (!cox_channel_thread_has_payloads(thread))
@@ -112,7 +112,7 @@ int cox_worker_reply_parts(struct cox_worker *worker, uint64_t sequence, const s
     uint8_t *slot =
         cox_reply_slot(&thread->channel, worker->options.rank, sequence, false, &capacity);
     if (size > capacity) {
-        r = reply_out_of_line(thread, entry, parts, size, capacity, err);
+        r = reply_large(thread, entry, parts, size, capacity, err);
         if (r) {
             cox_lending_unclaim(thread, entry);
             return r;

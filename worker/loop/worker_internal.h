@@ -116,8 +116,8 @@ struct cox_channel_thread {
     struct cox_channel_thread_reply replies[COX_DEPTH_MAX];
     /* protects the payloads of replies, since several threads may reply */
     pthread_mutex_t payloads_lock;
-    /* of these with a sequence. Stored under payloads_lock; relaxed: one that is not seen is released
-     * next time. */
+    /* of these with a sequence. Stored under payloads_lock; relaxed: one that is not seen is
+     * released next time. */
     _Atomic uint32_t reply_count;
     struct cox_lending lending;
 };
