@@ -71,7 +71,7 @@ for memory in "" "--attach sealed"; do
             kill_rank "$agent"
             same "$nodes $memory, adapter, a rank replaced" "$tuned" --name big --lora tuned
             same "$nodes $memory, no adapter" "$expected" --name big
-            cluster_run weights --name big "$source/models/sums" >/dev/null
+            cluster_run reload --name big "$source/models/sums" >/dev/null
             same "$nodes $memory, weights switched" "$expected" --name big
             ;;
         esac
