@@ -152,13 +152,33 @@ static bool child_is_stopped(pid_t pid)
     return waitid(P_PID, (id_t)pid, &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
 }
 
+/* Of a thread in state t; path: its directory in /proc. A tracer that this process has started
+ * reads the stack of a rank (coordinator/stacks), and lets it go on in a moment: that holds up
+ * nobody. If the rank is stopped besides, child_is_stopped says so, for which this process has to
+ * be its parent. */
+static bool tracer_holds(pid_t pid, const char *path)
+{
+    char text[8192];
+    siginfo_t info;
+    int tracer;
+    uint64_t parent;
+    if (waitid(P_PID, (id_t)pid, &info, WEXITED | WSTOPPED | WNOHANG | WNOWAIT) < 0)
+        return true;
+    const int r = peer_read_path(path, "status", text, sizeof text);
+    const char *line = r ? NULL : strstr(text, "\nTracerPid:");
+    if (!line || sscanf(line, "\nTracerPid: %d", &tracer) != 1)
+        return true;
+    return tracer && peer_read_number(tracer, 4, &parent) == 0 && parent != (uint64_t)getpid();
+}
+
 bool cox_peer_stopped(pid_t pid)
 {
-    char text[1024];
+    char text[1024], path[32];
     const char *field;
     if (peer_read_stat(pid, text, sizeof text, &field) || strlen(field) < 3)
         return false;
-    return field[2] == 'T' || field[2] == 't' || child_is_stopped(pid);
+    snprintf(path, sizeof path, "/proc/%d", (int)pid);
+    return field[2] == 'T' || (field[2] == 't' && tracer_holds(pid, path)) || child_is_stopped(pid);
 }
 
 bool cox_peer_freezes_in(const char *function)
@@ -206,7 +226,7 @@ void cox_peer_read_hold(pid_t pid, char text[COX_PEER_HOLD_SIZE])
         snprintf(path, sizeof path, "/proc/%d/task/%s", (int)pid, entry->d_name);
         const char state = thread_state(path);
         /* A signal stops all threads, of which another one may be in the kernel until then. */
-        if (state == 'T' || state == 't') {
+        if (state == 'T' || (state == 't' && tracer_holds(pid, path))) {
             snprintf(text, COX_PEER_HOLD_SIZE, STOPPED);
             break;
         }

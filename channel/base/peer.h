@@ -18,7 +18,8 @@ extern "C" {
 int cox_peer_start_time(pid_t pid, uint64_t *ret_start);
 
 /* True if /proc shows that a signal or a debugger has stopped the process, or the kernel says so to
- * this process, its parent; false also if it is unknown. */
+ * this process, its parent; false also if it is unknown. A tracer that this process has started is
+ * no debugger: it reads the stack of a child of this process, and lets it go on. */
 bool cox_peer_stopped(pid_t pid);
 
 /* What keeps the process from going on, as far as /proc shows: "stopped by a signal", "frozen by its

@@ -321,6 +321,26 @@ LEAK_TEST(a_stopped_process_is_stopped_while_another_one_traces_it)
     child_kill(pid);
 }
 
+/* Its own tracer stops it for moments, to read where it is. */
+LEAK_TEST(a_process_is_not_stopped_while_a_child_of_this_one_traces_it)
+{
+    char text[COX_PEER_HOLD_SIZE];
+    int status;
+    uint32_t wrong = 0;
+    pid_t pid = sleeper(NULL);
+    kill(pid, SIGCONT);
+    AWAIT(!cox_peer_stopped(pid));
+    pid_t tracer = child_start(trace_often, &pid);
+    while (waitpid(tracer, &status, WNOHANG) == 0) {
+        wrong += cox_peer_stopped(pid);
+        cox_peer_read_hold(pid, text);
+        wrong += strcmp(text, "stopped by a signal") == 0;
+    }
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    assert_int_equal(wrong, 0);
+    child_kill(pid);
+}
+
 /* Until its child executes a program or ends, a process that has called vfork waits in state D.
  * ThreadSanitizer makes a fork of vfork, so this is the system call. */
 static void wait_in_the_kernel(void *context)
