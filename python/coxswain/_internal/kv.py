@@ -193,9 +193,7 @@ class KvView(Owned):
             if len(target) != self.block_bytes:
                 raise Invalid(f"a block has {self.block_bytes} bytes, not {len(target)}")
             self._call(
-                lambda native, err: lib.cox_kv_view_copy(
-                    native, block, user, deadline, target, err
-                )
+                lambda native, err: lib.cox_kv_view_copy(native, block, user, deadline, target, err)
             )
 
 
