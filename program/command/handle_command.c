@@ -143,7 +143,7 @@ static void info_print(const struct cox_handle_info *info)
     else
         printf("size        nothing to map\n");
     printf("offset      %" PRIu64 "\n", info->offset);
-    printf("serial  %" PRIu32 "\n", info->serial);
+    printf("serial      %" PRIu32 "\n", info->serial);
 }
 
 /* ---- what it opens ---- */

@@ -105,7 +105,7 @@ def test_l2_l5_it_prints_what_is_in_a_handle_and_opens_it(handle, peer, file):
             f"inode {inode}\n",
             f"size        {SIZE - OFFSET} bytes\n",
             f"offset      {OFFSET}\n",
-            f"serial  {int.from_bytes(data[56:60], 'little')}\n",
+            f"serial      {int.from_bytes(data[56:60], 'little')}\n",
             "opened by   pidfd_getfd\n",
             "00000010  " + there[16:24].hex(" "),
             "00000030  ",
