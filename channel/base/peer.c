@@ -152,23 +152,32 @@ static bool child_is_stopped(pid_t pid)
     return waitid(P_PID, (id_t)pid, &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
 }
 
-/* Of a thread in state t; path: its directory in /proc. A tracer that this process has started
- * reads the stack of a rank (coordinator/stacks), and lets it go on in a moment: that holds up
- * nobody. If the rank is stopped besides, child_is_stopped says so, for which this process has to
- * be its parent. */
+/* A child of this process, or of one of its children. */
+static bool is_of_this_process(pid_t pid)
+{
+    uint64_t parent = (uint64_t)pid;
+    for (int i = 0; i < 2; i++)
+        if (peer_read_number((pid_t)parent, 4, &parent) || parent == (uint64_t)getpid())
+            return true; /* or it has ended meanwhile, and traces nobody */
+    return false;
+}
+
+/* Of a thread in state t; path: its directory in /proc. A helper that this process has started
+ * reads the stack of a rank (coordinator/stacks): a child of that helper traces each thread, and
+ * lets it go on in a moment. That holds up nobody. If the rank is stopped besides, child_is_stopped
+ * says so, for which this process has to be its parent. */
 static bool tracer_holds(pid_t pid, const char *path)
 {
     char text[8192];
     siginfo_t info;
     int tracer;
-    uint64_t parent;
     if (waitid(P_PID, (id_t)pid, &info, WEXITED | WSTOPPED | WNOHANG | WNOWAIT) < 0)
         return true;
     const int r = peer_read_path(path, "status", text, sizeof text);
     const char *line = r ? NULL : strstr(text, "\nTracerPid:");
     if (!line || sscanf(line, "\nTracerPid: %d", &tracer) != 1)
         return true;
-    return tracer && peer_read_number(tracer, 4, &parent) == 0 && parent != (uint64_t)getpid();
+    return tracer && !is_of_this_process(tracer);
 }
 
 bool cox_peer_stopped(pid_t pid)

@@ -83,12 +83,12 @@ class Part:
         return (sum(self.inclusive[name] for name in functions) - sum(self.own[name] for name in less)) / ROUNDS
 
 
-def count(program, attach, patience=50, **more):
+def count(program, attach, **more):
     with tempfile.TemporaryDirectory() as folder:
         def callgrind(side):
             return ["valgrind", "--tool=callgrind", "-q", "--dump-before=hot_path_mark", f"--callgrind-out-file={folder}/{side}"]
         environment = dict(os.environ, **more, HOT_PATH_COUNT=" ".join(callgrind("worker")))
-        run = subprocess.run(callgrind("coordinator") + [program, attach], env=environment, timeout=patience,
+        run = subprocess.run(callgrind("coordinator") + [program, attach], env=environment,
                              stderr=subprocess.PIPE, text=True)  # valgrind tells of system calls that it does not know
         if run.returncode:
             raise SystemExit(f"{program} {attach} under callgrind ended with {run.returncode}\n{run.stderr}")
