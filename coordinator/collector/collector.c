@@ -187,7 +187,7 @@ COX_HOT void cox_collector_commit(struct cox_collector *collector, const struct 
     cox_request_publish(collector->channel, entry->sequence,
                         entry->large_size && entry->type == COX_TYPE_OPAQUE ? COX_TYPE_OPAQUE_LARGE
                                                                             : entry->type,
-                        length, collector->forwarded ? &entry->asked_anywhere : &entry->asked);
+                        length, collector->forwards ? &entry->asked_anywhere : &entry->asked);
     collector->claim_rewake_ns = slot->published_ns + COX_SLICE_NS;
     if (collector->ended == collector->published) /* the first in flight */
         collector->rewake_ns = collector->claim_rewake_ns;
@@ -235,54 +235,14 @@ void cox_collector_begin_after(struct cox_collector *collector, uint64_t sequenc
     pthread_mutex_unlock(&collector->lock);
 }
 
-/* The handler where replies are forwarded, as they are. A reply that was refused here has no bytes,
- * and is a failure of its rank. */
-static void forward(void *context, const struct cox_completion *completion)
+void cox_collector_set_forwarded(struct cox_collector *collector, cox_completion_fn handler,
+                                 void *context)
 {
-    struct cox_collector *collector = context;
-    const struct cox_replies *taken =
-        (const void *)((const char *)completion - offsetof(struct cox_replies, completion));
-    struct cox_forwarded_reply *replies = collector->forwarded_replies;
-    struct cox_forwarded forwarded = {.channel = completion->channel,
-                                      .sequence = completion->sequence,
-                                      .type = completion->type,
-                                      .status = completion->status,
-                                      .replies = replies};
-    for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
-        const struct cox_rank_result *result = &completion->ranks[rank];
-        const struct cox_replies_rank *own = &taken->ranks[rank];
-        if (result->outcome == COX_OUTCOME_NOT_ASKED)
-            continue;
-        const bool replied =
-            result->outcome == COX_OUTCOME_OK || result->outcome == COX_OUTCOME_ERROR;
-        replies[forwarded.reply_count++] = (struct cox_forwarded_reply){
-            .rank = rank,
-            .replied = replied,
-            .dead = result->outcome == COX_OUTCOME_DEAD,
-            .failed = replied && own->raw_failed,
-            .bytes = replied && completion->status != COX_LATE ? own->raw : NULL,
-            .size = replied && completion->status != COX_LATE ? own->raw_size : 0,
-            .code = result->code,
-            .text = result->text,
-        };
-    }
-    collector->forwarded(collector->forwarded_context, &forwarded);
-}
-
-int cox_collector_set_forwarded(struct cox_collector *collector,
-                                void (*forwarded)(void *context,
-                                                  const struct cox_forwarded *forwarded),
-                                void *context)
-{
-    collector->forwarded_replies =
-        calloc(collector->rank_count, sizeof *collector->forwarded_replies);
-    collector->forwarded = forwarded;
-    collector->forwarded_context = context;
-    collector->handler = forward;
-    collector->handler_context = collector;
+    collector->forwards = true;
+    collector->handler = handler;
+    collector->handler_context = context;
     /* relaxed: before the first request. */
     atomic_store_explicit(&collector->handled, true, memory_order_relaxed);
-    return collector->forwarded_replies ? 0 : -ENOMEM;
 }
 
 /* A number that asks no rank here. A rank that finds another number in its frame takes the number
@@ -457,7 +417,6 @@ void cox_collector_deinit(struct cox_collector *collector)
     free(collector->replies_memory);
     free(collector->rank_stats);
     free(collector->reply_views);
-    free(collector->forwarded_replies);
     pthread_cond_destroy(&collector->work);
     pthread_cond_destroy(&collector->ended_cond);
     pthread_mutex_destroy(&collector->lock);

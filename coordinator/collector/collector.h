@@ -61,8 +61,6 @@
 #define COX_EXITING_NS (20 * COX_SLICE_NS)
 
 struct cox_operation;
-struct cox_forwarded;
-struct cox_forwarded_reply;
 struct cox_transport;
 
 /* Shared by a group's channels: payloads out of line (channel/memory/large_payload.h). */
@@ -287,11 +285,8 @@ struct cox_collector {
 
     /* Set before the first request; borrowed. NULL: the ranks are in shared memory. */
     const struct cox_transport *transport;
-    /* NULL: requests are not forwarded. Else the handler calls it. */
-    void (*forwarded)(void *context, const struct cox_forwarded *forwarded);
-    void *forwarded_context;
-    /* rank_count of them, the gathering thread's */
-    struct cox_forwarded_reply *forwarded_replies;
+    /* Requests were published elsewhere, and asked ranks there as well. */
+    bool forwards;
 
     bool threaded;
     pthread_t thread;
@@ -349,11 +344,9 @@ void cox_collector_release_payloads(struct cox_collector *collector);
 uint64_t cox_collector_held_bytes(const struct cox_collector *collector);
 /* Before the first request: numbers continue from `sequence` on. */
 void cox_collector_begin_after(struct cox_collector *collector, uint64_t sequence);
-/* Before start: completions are handed over as forwarded replies. Returns 0 or -ENOMEM. */
-int cox_collector_set_forwarded(struct cox_collector *collector,
-                                void (*forwarded)(void *context,
-                                                  const struct cox_forwarded *forwarded),
-                                void *context);
+/* Before start: requests are forwarded (cox_executor_forward), and this handler gets them all. */
+void cox_collector_set_forwarded(struct cox_collector *collector, cox_completion_fn handler,
+                                 void *context);
 /* Under submit_lock: so that `sequence` can be begun next; those between ask no rank. Returns as
  * begin; COX_STALE: it was begun before, or a later one was. */
 int cox_collector_skip(struct cox_collector *collector, uint64_t sequence, struct cox_error *err);

@@ -6,6 +6,7 @@
 #include "channel/memory/host_memory.h"
 #include "channel/memory/reply_memory.h"
 #include "channel/shm/reply.h"
+#include "coordinator/transport/transport.h"
 #include "proto/legacy/legacy_reply.h"
 #include "proto/executor.pb-c.h"
 #include "proto/large_payload_ref.h"
@@ -386,4 +387,18 @@ COX_HOT const struct cox_rank_result *cox_replies_choose(struct cox_replies *rep
         result->size = 0;
     }
     return payload;
+}
+
+const uint8_t *cox_completion_raw(const struct cox_completion *completion, uint32_t rank,
+                                  size_t *ret_size, bool *ret_failed)
+{
+    const struct cox_replies *replies =
+        (const void *)((const char *)completion - offsetof(struct cox_replies, completion));
+    const struct cox_replies_rank *own = &replies->ranks[rank];
+    const enum cox_outcome outcome = completion->ranks[rank].outcome;
+    const bool replied = outcome == COX_OUTCOME_OK || outcome == COX_OUTCOME_ERROR;
+    const uint8_t *raw = replied && completion->status != COX_LATE ? own->raw : NULL;
+    *ret_size = raw ? own->raw_size : 0;
+    *ret_failed = replied && own->raw_failed;
+    return raw;
 }

@@ -163,8 +163,8 @@ static int executor_create_collectors(struct cox_executor *executor, struct cox_
                 &executor->collectors[c],
                 transport->first_sequence(transport->context, (enum cox_channel_id)c));
         if (executor->remote.forwarded)
-            r = cox_collector_set_forwarded(&executor->collectors[c], executor->remote.forwarded,
-                                            executor->options.hooks.context);
+            cox_collector_set_forwarded(&executor->collectors[c], executor->remote.forwarded,
+                                        executor->options.hooks.context);
     }
     return r ? cox_fail(err, r, "memory for replies: %s", cox_status_text(r)) : 0;
 }

@@ -23,7 +23,7 @@
 #ifndef COX_COORDINATOR_TRANSPORT_H
 #define COX_COORDINATOR_TRANSPORT_H
 
-#include <coxswain/base.h>
+#include <coxswain/executor.h>
 
 #include <sys/types.h>
 
@@ -180,36 +180,12 @@ struct cox_transport {
 
 /* ---- the far side ---- */
 
-/* What a rank of this machine has replied, as it wrote it. */
-struct cox_forwarded_reply {
-    uint32_t rank;
-    /* there is a reply; otherwise the rank is dead, or late */
-    bool replied;
-    bool dead;
-    /* the bytes are an ExecuteResponse even to an opaque request: they report a failure */
-    bool failed;
-    const void *bytes;
-    size_t size;
-    /* replied without bytes: a reply that cannot be passed on, and why; or one that came after the
-     * end of the request (COX_LATE) */
-    int32_t code;
-    const char *text;
-};
-
-struct cox_forwarded {
-    enum cox_channel_id channel;
-    /* ExecuteType or COX_TYPE_OPAQUE */
-    uint32_t type;
-    uint64_t sequence;
-    /* what ended it here, as in struct cox_completion. COX_LATE: those that were late before have
-     * replied, or are dead */
-    int status;
-    uint32_t reply_count;
-    const struct cox_forwarded_reply *replies;
-};
-
-/* On a response thread; may call forward. */
-typedef void (*cox_forwarded_fn)(void *context, const struct cox_forwarded *forwarded);
+/* The reply of a rank of this machine, as the rank wrote it: what is passed on. Lent until the
+ * handler returns. NULL: the rank has not replied, or its reply was refused here (its result says
+ * why), or it came after the end of the request (COX_LATE). *ret_failed: the bytes are an
+ * ExecuteResponse, also where the request was opaque: they report a failure. */
+const uint8_t *cox_completion_raw(const struct cox_completion *completion, uint32_t rank,
+                                  size_t *ret_size, bool *ret_failed);
 
 /* What an executor has besides its public options; all zero: nothing. */
 struct cox_executor_remote {
@@ -220,7 +196,7 @@ struct cox_executor_remote {
      * - 1 of the rank_count; rank_here 0: all of them. Requests come by cox_executor_forward, and
      * `forwarded` gets their replies, with hooks.context. There are no other requests and no
      * handlers then. workers.devices: rank_here of them. NULL: none of this. */
-    cox_forwarded_fn forwarded;
+    cox_completion_fn forwarded;
     uint32_t rank_first;
     uint32_t rank_here;
     /* with forwarded: replaces `model` in the configuration of an init; NULL: it stays */

@@ -105,7 +105,7 @@ void *cox_agent_ranks_main(void *context);
 /* ---- agent_requests.c ---- */
 
 /* Of the executor: the ranks have replied. */
-void cox_agent_on_forwarded(void *context, const struct cox_forwarded *forwarded);
+void cox_agent_on_forwarded(void *context, const struct cox_completion *completion);
 /* Hands requests to the ranks as long as there is room. The lock is held. */
 void cox_agent_run_requests(struct agent *agent);
 /* The thread that runs the requests of the transfer channel. */

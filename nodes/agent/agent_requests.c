@@ -12,12 +12,12 @@
 #include <string.h>
 
 /* A reply that is no reply: what the lead's executor makes of it is a failure of the rank. */
-static uint8_t *failure_pack(const struct cox_forwarded_reply *reply, size_t *ret_size)
+static uint8_t *failure_pack(uint32_t rank, int32_t code, const char *text, size_t *ret_size)
 {
     Coxswain__ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
-    COX_SET(&response, rank, (int32_t)reply->rank);
-    COX_SET(&response, status, reply->code ? reply->code : COX_REJECTED);
-    response.error_text = (char *)(uintptr_t)(reply->text ? reply->text : "");
+    COX_SET(&response, rank, (int32_t)rank);
+    COX_SET(&response, status, code ? code : COX_REJECTED);
+    response.error_text = (char *)(uintptr_t)(text ? text : "");
     *ret_size = coxswain__execute_response__get_packed_size(&response);
     uint8_t *bytes = malloc(*ret_size);
     if (bytes)
@@ -25,45 +25,48 @@ static uint8_t *failure_pack(const struct cox_forwarded_reply *reply, size_t *re
     return bytes;
 }
 
-void cox_agent_on_forwarded(void *context, const struct cox_forwarded *forwarded)
+void cox_agent_on_forwarded(void *context, const struct cox_completion *completion)
 {
     struct agent *agent = context;
-    struct cox_answer answer = {.status = forwarded->status};
+    struct cox_answer answer = {.status = completion->status};
     uint8_t *owned[COX_RANK_COUNT_MAX];
     uint32_t owned_count = 0;
     bool done = true;
-    if (forwarded->status == COX_LATE) {
+    if (completion->status == COX_LATE) {
         pthread_mutex_lock(&agent->lock);
-        cox_agent_link_done(&agent->link, forwarded->channel, forwarded->sequence);
+        cox_agent_link_done(&agent->link, completion->channel, completion->sequence);
         cox_agent_link_tick(&agent->link, cox_now_ns());
         pthread_cond_broadcast(&agent->changed); /* the next pull may begin */
         pthread_mutex_unlock(&agent->lock);
         return;
     }
-    for (uint32_t i = 0; i < forwarded->reply_count; i++) {
-        const struct cox_forwarded_reply *from = &forwarded->replies[i];
+    for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
+        const struct cox_rank_result *result = &completion->ranks[rank];
+        if (result->outcome == COX_OUTCOME_NOT_ASKED)
+            continue;
+        const bool dead = result->outcome == COX_OUTCOME_DEAD;
+        const bool replied = !dead && result->outcome != COX_OUTCOME_LATE;
         struct cox_answer_reply *to = &answer.replies[answer.count++];
-        *to = (struct cox_answer_reply){.rank = from->rank,
-                                        .flags = (from->replied ? COX_ANSWER_REPLIED : 0u) |
-                                                 (from->dead ? COX_ANSWER_DEAD : 0u) |
-                                                 (from->failed ? COX_ANSWER_FAILED : 0u),
-                                        .bytes = from->bytes,
-                                        .size = from->size};
-        if (from->replied && !from->bytes) {
-            uint8_t *bytes = failure_pack(from, &to->size);
+        bool failed;
+        *to = (struct cox_answer_reply){.rank = rank};
+        to->bytes = cox_completion_raw(completion, rank, &to->size, &failed);
+        if (replied && !to->bytes) {
+            uint8_t *bytes = failure_pack(rank, result->code, result->text, &to->size);
             if (bytes)
                 owned[owned_count++] = bytes;
             to->bytes = bytes;
             to->size = bytes ? to->size : 0;
-            to->flags |= COX_ANSWER_FAILED;
+            failed = true;
         }
-        done = done && (from->replied || from->dead);
+        to->flags = (replied ? COX_ANSWER_REPLIED : 0u) | (dead ? COX_ANSWER_DEAD : 0u) |
+                    (failed ? COX_ANSWER_FAILED : 0u);
+        done = done && (replied || dead);
     }
     pthread_mutex_lock(&agent->lock);
-    cox_agent_link_answer(&agent->link, forwarded->channel, forwarded->sequence, &answer, done,
+    cox_agent_link_answer(&agent->link, completion->channel, completion->sequence, &answer, done,
                           cox_now_ns());
-    if (forwarded->channel == COX_CHANNEL_TRANSFER) {
-        if (forwarded->sequence == agent->pulling)
+    if (completion->channel == COX_CHANNEL_TRANSFER) {
+        if (completion->sequence == agent->pulling)
             cox_kv_relay_cancel(agent->kv); /* the ranks have ended, with all blocks or without */
         pthread_cond_broadcast(&agent->changed);
     }
@@ -83,12 +86,11 @@ static void run_refused(struct agent *agent, const struct cox_frame *frame, int 
         if (!cox_rank_set_has(&frame->asked, rank))
             continue;
         struct cox_answer_reply *reply = &answer.replies[answer.count];
-        const struct cox_forwarded_reply failed = {.rank = rank, .code = r, .text = why->text};
         *reply = (struct cox_answer_reply){.rank = rank, .flags = COX_ANSWER_DEAD};
         bytes[answer.count] = NULL;
         if (r != COX_PEER_DEAD) {
             reply->flags = COX_ANSWER_REPLIED | COX_ANSWER_FAILED;
-            bytes[answer.count] = failure_pack(&failed, &reply->size);
+            bytes[answer.count] = failure_pack(rank, r, why->text, &reply->size);
             reply->bytes = bytes[answer.count];
             reply->size = reply->bytes ? reply->size : 0;
         }

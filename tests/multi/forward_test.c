@@ -37,19 +37,21 @@ static void on_line(void *context, uint32_t rank, bool is_stderr, const char *te
     pthread_mutex_unlock(&far.lock);
 }
 
-static void on_forwarded(void *context, const struct cox_forwarded *forwarded)
+static void on_forwarded(void *context, const struct cox_completion *completion)
 {
     (void)context;
     pthread_mutex_lock(&far.lock);
-    if (forwarded->status != COX_LATE) { /* told once more, of ranks that were late */
+    if (completion->status != COX_LATE) { /* told once more, of ranks that were late */
         memset(far.replies, 0, sizeof far.replies);
-        for (uint32_t i = 0; i < forwarded->reply_count; i++) {
-            const struct cox_forwarded_reply *reply = &forwarded->replies[i];
-            if (reply->bytes && reply->size < sizeof far.replies[0])
-                memcpy(far.replies[reply->rank], reply->bytes, reply->size);
+        for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
+            size_t size;
+            bool failed;
+            const uint8_t *bytes = cox_completion_raw(completion, rank, &size, &failed);
+            if (bytes && size < sizeof far.replies[0])
+                memcpy(far.replies[rank], bytes, size);
         }
-        far.status = forwarded->status;
-        far.told = forwarded->sequence;
+        far.status = completion->status;
+        far.told = completion->sequence;
     }
     pthread_cond_broadcast(&far.changed);
     pthread_mutex_unlock(&far.lock);
