@@ -141,7 +141,7 @@ int cox_control_check_space(const struct cox_geometry *geometry, struct cox_erro
         return cox_fail(
             err, COX_NO_SPACE,
             "the group needs %" PRIu64 " bytes of " SHM_FOLDER ", %" PRIu64
-            " are free: enlarge it (mount -o remount,size=...), use fewer ranks, a smaller depth or smaller regions (see coxswain layout), or no recorder (options.recorder.off)",
+            " are free: enlarge it (mount -o remount,size=...), use fewer ranks, a smaller depth or smaller regions (see coxswain layout), or no recorder (COX_RECORDER_NONE)",
             bytes, space.bytes);
     if (space.files < files)
         return cox_fail(

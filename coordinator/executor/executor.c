@@ -329,7 +329,7 @@ static int executor_check_options(struct cox_executor_options *options,
                                              .elsewhere = elsewhere};
     struct cox_geometry_choice sizes = {
         .depth = options->depth,
-        .no_recorder = options->recorder.off,
+        .no_recorder = options->recorder.use == COX_RECORDER_NONE,
         .mirrored = remote->rank_here && remote->rank_here < options->rank_count,
         .spin_ns = cox_spin_budget_ns(options->spin),
     };
@@ -361,7 +361,7 @@ static int executor_check_options(struct cox_executor_options *options,
         return cox_fail(err, COX_INVALID,
                         "replies of legacy workers are collected by a response thread: leave out "
                         "collect, and register a handler");
-    if (options->recorder.off && options->recorder.crash_dir)
+    if (options->recorder.use == COX_RECORDER_NONE && options->recorder.crash_dir)
         return cox_fail(err, COX_INVALID,
                         "a crash directory without recorders would stay empty: leave out one");
     if (limits->guards_commands && !elsewhere && options->hooks.control && !cox_peer_can_mark())
@@ -434,7 +434,7 @@ static int executor_open_nodes(struct cox_executor *executor, struct cox_error *
         .nodes = options->nodes,
         .group = executor->name,
         .depth = options->depth,
-        .no_recorder = options->recorder.off,
+        .no_recorder = options->recorder.use == COX_RECORDER_NONE,
         .start_timeout_ms = options->times.start_timeout_ms,
         .log = options->hooks.log,
         .context = options->hooks.context,
@@ -648,7 +648,8 @@ static void executor_tell_stuck(struct cox_executor *executor)
             cox_rank_set_add(&asked, rank);
             count++;
         }
-    if (!count || executor->options.recorder.stacks_off || executor->remote.transport ||
+    if (!count || executor->options.recorder.stacks == COX_STACKS_ON_REQUEST ||
+        executor->remote.transport ||
         cox_incidents_gather(&executor->incidents, &asked, cox_deadline_after_ms(COX_STACKS_MS),
                              &stacks))
         return;

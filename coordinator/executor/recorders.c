@@ -521,9 +521,10 @@ int cox_recorders_open(struct cox_executor *executor, struct cox_error *err)
     cox_condition_init(&recorders->changed);
     recorders->initialized = true;
     recorders->lock_fd = -1;
-    for (int c = 0; c < COX_TWO_WAY_COUNT && !executor->options.recorder.stacks_off; c++)
+    for (int c = 0;
+         c < COX_TWO_WAY_COUNT && executor->options.recorder.stacks != COX_STACKS_ON_REQUEST; c++)
         executor->collectors[c].failed = on_failed;
-    if (executor->options.recorder.off)
+    if (executor->options.recorder.use == COX_RECORDER_NONE)
         return 0;
     /* What is also written to files has ns everywhere. */
     recorders->clock =

@@ -67,7 +67,7 @@ struct cox_recorders {
     uint64_t lost_ns;
 };
 
-/* With the memory made, before the first worker: makes the recorders, unless options.recorder.off.
+/* With the memory made, before the first worker: makes the recorders, unless there are to be none.
  * Returns 0; COX_TOO_LARGE, COX_TAKEN, COX_DENIED, -errno: of the crash directory; -ENOMEM. A crash
  * directory without space is logged, and memory used. */
 int cox_recorders_open(struct cox_executor *executor, struct cox_error *err);

@@ -447,8 +447,8 @@ int cox_executor_open_incidents(struct cox_executor *executor, struct cox_error 
     incidents->log = &executor->options.hooks.log;
     incidents->rank_count = executor->geometry.rank_count;
     const struct cox_executor_remote *remote = &executor->remote;
-    incidents->off = executor->options.recorder.stacks_off || remote->forwarded ||
-                     (remote->transport && !remote->transport->stacks);
+    incidents->off = executor->options.recorder.stacks == COX_STACKS_ON_REQUEST ||
+                     remote->forwarded || (remote->transport && !remote->transport->stacks);
     incidents->filed = executor->options.recorder.crash_dir != NULL;
     for (int c = 0; c < COX_TWO_WAY_COUNT && !incidents->off; c++) {
         executor->collectors[c].suspect = on_suspect;

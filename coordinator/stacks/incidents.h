@@ -42,7 +42,7 @@ struct cox_incidents {
     void *context;
     const struct cox_log *log;
     uint32_t rank_count;
-    /* None begins: options.recorder.stacks_off, or another coordinator has the ranks, and asks. */
+    /* None begins: COX_STACKS_ON_REQUEST, or another coordinator has the ranks, and asks. */
     bool off;
     /* options.recorder.crash_dir: what is gathered goes there, and not to the log */
     bool filed;

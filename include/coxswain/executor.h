@@ -249,15 +249,24 @@ struct cox_executor_times {
     uint64_t term_ms;
 };
 
+enum cox_recorder_use {
+    COX_RECORDER_ALWAYS = 0,
+    COX_RECORDER_NONE, /* neither the coordinator nor the ranks record what they do */
+};
+
+/* When the stacks of ranks are gathered. cox_executor_stacks works in any case. */
+enum cox_stacks_use {
+    /* by themselves, when a request passes its deadline, when ranks diverge or are stuck at stop */
+    COX_STACKS_AT_FAILURES = 0,
+    COX_STACKS_ON_REQUEST,
+};
+
 /* The flight recorders (docs/tracing.md). */
 struct cox_executor_recorder {
-    /* neither the coordinator nor the ranks record what they do */
-    bool off;
+    enum cox_recorder_use use;
+    enum cox_stacks_use stacks;
     /* files of crash_dir also have the bytes of requests that were under way */
     bool crash_contents;
-    /* The stacks of ranks are never gathered by themselves: not when a request passes its deadline,
-     * nor when ranks diverge or are stuck at stop. cox_executor_stacks works all the same. */
-    bool stacks_off;
     /* A directory for what the group did when something failed: after a death, a timeout, a
      * divergence or a failed start a file is written there, at most 16 for a name. The recorders
      * are files there too, removed when the group stops. Created if it does not exist. NULL: none.

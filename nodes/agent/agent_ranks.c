@@ -139,7 +139,7 @@ static void start_ranks(struct agent *agent)
     options.workers.environment_only = true;
     options.depth = agent->depth;
     options.memory.attach = agent->attach;
-    options.recorder.off = agent->no_recorder;
+    options.recorder.use = agent->no_recorder ? COX_RECORDER_NONE : COX_RECORDER_ALWAYS;
     memcpy(options.memory.request_size, agent->request_size, sizeof options.memory.request_size);
     memcpy(options.memory.response_size, agent->response_size, sizeof options.memory.response_size);
     options.socket.runtime_dir = from->runtime_dir;

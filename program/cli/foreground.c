@@ -192,7 +192,7 @@ static struct cox_executor_options executor_options_make(const struct cox_foregr
         .memory.refuse_large_payloads = group->no_large_payloads,
         .recorder.crash_dir = cox_group_choice_crash_dir(group),
         .recorder.crash_contents = group->crash_contents,
-        .recorder.stacks_off = cox_group_choice_stacks_off(),
+        .recorder.stacks = cox_group_choice_stacks(),
         .memory.large_payload_size_max = group->large_payload_size,
         .memory.reply_size_max = group->large_payload_size,
         .workers.external = from->external,
@@ -209,7 +209,8 @@ static struct cox_executor_options executor_options_make(const struct cox_foregr
 #if COX_TESTING
     /* What tests look at: names that a group leaves, and a group without recorders. */
     made.memory.keep_names = getenv("COXSWAIN_TEST_KEEP_NAMES") != NULL;
-    made.recorder.off = getenv("COXSWAIN_TEST_NO_RECORDER") != NULL;
+    if (getenv("COXSWAIN_TEST_NO_RECORDER"))
+        made.recorder.use = COX_RECORDER_NONE;
 #endif
     return made;
 }

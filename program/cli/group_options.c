@@ -140,10 +140,10 @@ const char *cox_group_choice_crash_dir(const struct cox_group_choice *options)
     return folder && folder[0] ? folder : NULL;
 }
 
-bool cox_group_choice_stacks_off(void)
+enum cox_stacks_use cox_group_choice_stacks(void)
 {
     const char *value = getenv("COXSWAIN_STACKS");
-    return value && strcmp(value, "off") == 0;
+    return value && strcmp(value, "off") == 0 ? COX_STACKS_ON_REQUEST : COX_STACKS_AT_FAILURES;
 }
 
 static int choice_mode(const struct cox_group_choice *options, enum cox_attach attach,

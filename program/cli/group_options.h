@@ -68,8 +68,8 @@ extern const struct cox_option_group cox_death_option_group;
 void cox_group_choice_init(struct cox_group_choice *options);
 /* --crash-dir, $COXSWAIN_CRASH_DIR; NULL: none. */
 const char *cox_group_choice_crash_dir(const struct cox_group_choice *options);
-/* $COXSWAIN_STACKS is "off". */
-bool cox_group_choice_stacks_off(void);
+/* $COXSWAIN_STACKS: "off" is on request. */
+enum cox_stacks_use cox_group_choice_stacks(void);
 /* What a group of these options can do (channel/attach/attach.h). */
 const struct cox_attach_limits *cox_group_choice_limits(const struct cox_group_choice *options);
 /* Returns 0 or COX_INVALID. */

@@ -126,7 +126,7 @@ int cox_recording_ask(const struct cox_connection *connection, uint64_t deadline
     if (!any)
         return cox_fail(
             err, COX_UNSUPPORTED,
-            "the group '%s' records nothing: it was started without recorders (options.recorder.off)",
+            "the group '%s' records nothing: it was started without recorders (COX_RECORDER_NONE)",
             made->name);
     made->monotonic_ns = cox_now_ns(); /* after all that is in it */
     *ret_recording = cox_steal_ptr(&made);

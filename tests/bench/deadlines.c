@@ -167,12 +167,13 @@ static int deadlines_start(struct group *group, const struct deadlines_options *
         return r;
     group->held = memory;
     const char *const command[] = {program, WORKER_FLAG, path, NULL};
-    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .rank_count = (uint32_t)asked->rank_count,
-                                                 .workers.command = command,
-                                                 .memory.attach = attach,
-                                                 .recorder.stacks_off = !asked->stacks,
-                                                 .hooks.line = group_show_line};
+    const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
+        .rank_count = (uint32_t)asked->rank_count,
+        .workers.command = command,
+        .memory.attach = attach,
+        .recorder.stacks = asked->stacks ? COX_STACKS_AT_FAILURES : COX_STACKS_ON_REQUEST,
+        .hooks.line = group_show_line};
     return cox_executor_start(&options, &group->executor, err);
 }
 

@@ -280,7 +280,7 @@ int main(int argc, char **argv)
         .rank_count = (uint32_t)rank_count,
         .workers.command = command,
         .memory.attach = sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
-        .recorder.off = getenv("HOT_PATH_NO_RECORDER") != NULL,
+        .recorder.use = getenv("HOT_PATH_NO_RECORDER") ? COX_RECORDER_NONE : COX_RECORDER_ALWAYS,
     };
     static struct path path;
     path.awaits = argc == 2;

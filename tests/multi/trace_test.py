@@ -177,7 +177,7 @@ def test_m18_the_rank_that_is_slow_is_named():
 def test_m18_no_recorder_records_nothing():
     with group(COXSWAIN_TEST_NO_RECORDER="1") as one:
         prompts(one)
-        expect(run(["trace", "--name", one.name, "--json"]), 1, "without recorders (options.recorder.off)")
+        expect(run(["trace", "--name", one.name, "--json"]), 1, "without recorders (COX_RECORDER_NONE)")
         one.stop()
 
 
