@@ -66,7 +66,7 @@
     X(REQUEST_PUBLISHED, "request.published")                                                      \
     X(GATE_OPENED, "gate.opened")                                                                  \
     /* Bytes that do not fit their frame or slot (large_payload.h). */                             \
-    X(LARGE_PAYLOAD_EXPORTED, "large_payload.exported") /* a block, with nothing in it */          \
+    X(LARGE_PAYLOAD_EXPORTED, "large_payload.exported") /* with nothing in it     */               \
     X(LARGE_PAYLOAD_WRITTEN, "large_payload.written")   /* not published yet */                    \
     X(LARGE_PAYLOAD_OPENED, "large_payload.opened")     /* by a reader */                          \
     X(LARGE_PAYLOAD_COPIED, "large_payload.copied")     /* a reply, by the coordinator */          \

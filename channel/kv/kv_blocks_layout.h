@@ -54,7 +54,7 @@
 #include "channel/base/tsan.h"
 
 #define COX_KV_MAGIC UINT64_C(0x31304b4c42564b43) /* "CKVBLK01" */
-#define COX_KV_VERSION 2
+#define COX_KV_VERSION 1
 #define COX_KV_WORDS_OFFSET 128
 #define COX_KV_PAGE_SIZE UINT64_C(4096)
 

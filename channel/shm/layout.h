@@ -23,7 +23,7 @@
  *          5248    a word per rank: its reports that were taken out
  *          8192    request region of each two-way channel, each from a page's start on
  *   memory of rank r, written by that rank (and by the coordinator before it has it):
- *          0       its block: identity and lines as above
+ *          0       its identity and lines as above
  *          4096    its slots: `depth` of each two-way channel, then the one of the error channel
  *   wake memory, written by all processes, only hints:
  *          0       per channel: the word that the coordinator blocks on, then a count per frame
@@ -70,9 +70,9 @@ enum cox_layout_flags {
     COX_LAYOUT_RECORDER = 4, /* each rank has a flight recorder */
 };
 
-/* Everything up to coordinator_start, the serial, and the names of a group's objects are the same
- * in every version with this magic: so any version can identify and remove what a dead group of
- * another version has left. */
+/* Everything up to coordinator_start, the serial, and the names of a group's objects stay
+ * where they are when the version changes: so a program that cannot read the rest can identify and
+ * remove what a dead group has left. */
 struct cox_layout_header {
     /* stored last with release; partner: control_attach's acquire load */
     _Atomic uint64_t magic;

@@ -189,7 +189,7 @@ struct cox_executor_workers {
     /* rank_count of them; NULL: device = rank */
     const int32_t *devices;
     /* rank_count sockets of fork servers, which start the workers as long as they live
-     * (coordinator/process/fork_server.h); -1: this rank has none. Borrowed until free has
+     * (docs/architecture.md); -1: this rank has none. Borrowed until free has
      * returned. NULL: command is executed. */
     const int *fork_server_fds;
     /* Starts no worker: workers are started by other means and connect to the control socket
@@ -280,7 +280,8 @@ struct cox_executor_hooks {
     /* log lines of the group; it has a context of its own */
     struct cox_log log;
     /* A line of a worker's output, without the newline. On the supervisor thread. NULL: it is
-     * written to this process's standard output or error, as "rank R: TEXT", unless nobody reads. */
+     * written to this process's standard output or error, as "rank R: TEXT", unless nobody reads.
+     */
     void (*line)(void *context, uint32_t rank, bool is_stderr, const char *text);
     /* A worker reported a fault outside any reply. rank is -1 if unknown: workers of MindIE-LLM do
      * not report their rank. NULL: logged. On the error thread. */

@@ -62,7 +62,7 @@ struct cox_recorder;
 struct cox_group_options {
     /* set by COX_GROUP_OPTIONS_INIT (base.h) */
     size_t size;
-    /* a valid name (cox_name_check); NULL: the memory is fd, or `sealed` */
+    /* a group's name; NULL: the memory is fd, or `sealed` */
     const char *name;
     /* lent; the group uses cox_group_memory_size bytes from fd_offset on, all zero at first */
     int fd;
@@ -92,7 +92,7 @@ struct cox_group_options {
     /* Records operations, as cox_init_request.group has it; NULL: nothing does. The group keeps a
      * reference. */
     struct cox_recorder *recorder;
-    /* Ranks are on several machines, as cox_init_request.group says it (group_mirror.h). */
+    /* Ranks are on several machines, as cox_init_request.group says it. */
     bool mirrored;
     uint8_t reserved[7];
 };

@@ -100,7 +100,7 @@ struct cox_exporter_options {
  * Returns
  *   0: also if no ptrace policy is needed, because the kernel has no Yama
  *   COX_INVALID: the options
- *   what the connection to the control socket, or cox_ptrace_policy_set, returns
+ *   what the connection to the control socket returns
  *   COX_UNSUPPORTED: /proc shows another pid namespace
  *   -errno
  */

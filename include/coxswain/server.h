@@ -13,7 +13,7 @@
  * Prompts, LoRA adapters and weights need an engine: the server calls its hooks (below).
  * examples/server.c is a whole program.
  *
- * Threads: new, start, stop and free on one thread. request_stop and abandon on any, also while
+ * Threads: new, start, stop and free on one thread. request_stop on any, also while
  *   start or stop runs. The rest on any once start has returned, await_recovery on one at a time.
  *   Functions of executor.h and requests.h may be used beside the server, except for free of the
  *   executor. A host whose threads use the executor stops it first (cox_executor_stop: they return
@@ -485,7 +485,7 @@ COX_PUBLIC int cox_server_new(const struct cox_server_options *options,
  *   another status: of cox_executor_start, cox_executor_init or a hook
  */
 COX_PUBLIC int cox_server_start(struct cox_server *server, struct cox_error *err);
-/* Ends the workers and the connections. Afterwards only wait, request_stop, abandon and free may be
+/* Ends the workers and the connections. Afterwards only wait, request_stop and free may be
  * called. Idempotent. Not inside a hook. */
 COX_PUBLIC void cox_server_stop(struct cox_server *server);
 /* Stops if needed, frees. NULL-safe, returns NULL. */
@@ -511,9 +511,9 @@ COX_PUBLIC struct cox_executor *cox_server_executor(struct cox_server *server);
 
 /*
  * Opens the control socket of a group that was started with COX_SOCKET_NONE, under this name, which
- * cox_executor_name and status return from then on. For a group that stands by for another one,
+ * cox_executor_read_status returns from then on. For a group that stands by for another one,
  * which has the name and has ended by now. Names in /dev/shm stay as they are. Any thread, one at a
- * time, beside neither stop nor cox_executor_socket. After a failure it may be called again, with
+ * time, not beside stop. After a failure it may be called again, with
  * the same name.
  *
  * Returns
@@ -549,7 +549,7 @@ COX_PUBLIC int cox_server_set_note(struct cox_server *server, const char *note,
  *   0: there was nothing to recover from
  *   COX_STALE: the group was recovered since the last call; the ranks have lost what they computed
  *   COX_PEER_DEAD: the group has failed; err says why
- *   COX_CLOSED: the group ends, or cancel_recovery was called
+ *   COX_CLOSED: the group ends
  *   COX_TIMEOUT: err says what it waits for
  */
 COX_PUBLIC int cox_server_await_recovery(struct cox_server *server, uint64_t deadline_ns,

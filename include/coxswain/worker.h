@@ -228,7 +228,7 @@ struct cox_worker_options {
      * kernel denies pidfd_getfd (Yama, seccomp), for payloads too large for a frame or slot. Empty:
      * the same as control_socket. */
     char fd_store[4096];
-    /* with fd_count > 0: first of the open fds of the group's memory (channel/shm/fd_bundle.h) */
+    /* with fd_count > 0: first of the open fds of the group's memory */
     int fd_first;
     /* new takes ownership of the fds; a restarted rank has no names to attach by */
     uint32_t fd_count;
@@ -267,7 +267,7 @@ struct cox_worker_options {
 /* Fills options from the environment, then from flags; flags take precedence.
  * Environment, set by the coordinator: COXSWAIN_PREFIX, _RANK, _WORLD_SIZE, _DEVICE, _PARENT_PID,
  * _INCARNATION, _FDS, _NOTIFY_FD and _SOCKET. _FDS and _NOTIFY_FD are removed from it. _SOCKET is
- * the fd store, and the control socket too when _ATTACH is sealed. Flags, with the value after '='
+ * the fd store. Flags, with the value after '='
  * or in the next argument: --socket, --local_rank, --local_world_size, --npu_num_per_dp,
  * --npu_device_id, --parent_pid, --shm_name_prefix. When --npu_num_per_dp is smaller than the world
  * size, the node has several groups: rank is taken modulo it. --global_rank and --global_world_size

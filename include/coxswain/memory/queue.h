@@ -131,10 +131,10 @@ COX_PUBLIC struct cox_publisher *cox_publisher_free(struct cox_publisher *publis
  * user_data: any 8 bytes. Never waits for subscribers: the message that is depth messages old ends.
  * Returns
  *   0 and the message's number, from 1
- *   COX_STALE: as cox_pool_pin
- *   COX_NOT_FOUND: as cox_pool_pin
- *   COX_INVALID: as cox_pool_pin
- *   COX_FULL: as cox_pool_pin
+ *   COX_STALE: the reference is not to the block's present use
+ *   COX_FULL: the block is in too many queues at once
+ *   COX_NOT_FOUND: the block is of another pool
+ *   COX_INVALID: length
  *   COX_CORRUPT
  */
 COX_PUBLIC int cox_publisher_publish(struct cox_publisher *publisher,
