@@ -27,7 +27,7 @@
 /* The rank comes once or twice. */
 #define LISTEN_COUNT 8
 
-struct gathering {
+struct reading {
     const struct cox_stacks_target *target;
     struct cox_helper_process helper;
     bool started, ended;
@@ -95,26 +95,26 @@ static int listener_make(void)
 }
 
 /* program: NULL: there is none. */
-static void gathering_start(struct gathering *gathering, const char *program, uint64_t deadline_ns)
+static void reading_start(struct reading *reading, const char *program, uint64_t deadline_ns)
 {
     char pid[16], budget[24], limit[24], path[PATH_MAX + 8], libraries[PATH_MAX + 24];
     const uint64_t now = cox_now_ns();
     const uint64_t left_ms = deadline_ns > now ? (deadline_ns - now) / COX_NSEC_PER_MSEC : 0;
     const uint64_t limit_ms = left_ms > PRINT_MS ? left_ms - PRINT_MS : 1;
     const uint64_t budget_ms = COX_STACKS_MS - PRINT_MS;
-    gathering->started = true;
-    gathering->started_ns = now;
-    if (gathering->text || gathering->target->why[0] || !program) {
-        gathering->ended = true;
-        snprintf(gathering->why, sizeof gathering->why, "%s",
-                 gathering->text || program || gathering->target->why[0]
-                     ? gathering->target->why
+    reading->started = true;
+    reading->started_ns = now;
+    if (reading->text || reading->target->why[0] || !program) {
+        reading->ended = true;
+        snprintf(reading->why, sizeof reading->why, "%s",
+                 reading->text || program || reading->target->why[0]
+                     ? reading->target->why
                      : "stacks are read by the program " PROGRAM
                        ", which is neither beside this program nor in PATH: install the package "
                        "coxswain");
         return;
     }
-    snprintf(pid, sizeof pid, "%jd", (intmax_t)gathering->target->pid);
+    snprintf(pid, sizeof pid, "%jd", (intmax_t)reading->target->pid);
     snprintf(budget, sizeof budget, "%" PRIu64, budget_ms < limit_ms ? budget_ms : limit_ms);
     snprintf(limit, sizeof limit, "%" PRIu64, limit_ms);
     const char *search = getenv("LD_LIBRARY_PATH"), *own_path = getenv("PATH");
@@ -124,38 +124,38 @@ static void gathering_start(struct gathering *gathering, const char *program, ui
     char *const environment[] = {path, (char[]){"LC_ALL=C"}, search ? libraries : NULL, NULL};
     _cox_cleanup_(cox_close_fd) int listen_fd = listener_make();
     const int r =
-        cox_helper_process_start(program, arguments, environment, listen_fd, &gathering->helper);
+        cox_helper_process_start(program, arguments, environment, listen_fd, &reading->helper);
     if (r == 0)
         return;
-    gathering->ended = true;
-    snprintf(gathering->why, sizeof gathering->why, "%.180s cannot be started: %s", program,
+    reading->ended = true;
+    snprintf(reading->why, sizeof reading->why, "%.180s cannot be started: %s", program,
              cox_status_text(r));
 }
 
 /* Returns false: the helper has written all. */
-static bool gathering_read(struct gathering *gathering)
+static bool reading_read(struct reading *reading)
 {
-    if (!gathering->text)
-        gathering->text = malloc(COX_STACKS_TEXT_MAX + 1);
-    if (!gathering->text)
+    if (!reading->text)
+        reading->text = malloc(COX_STACKS_TEXT_MAX + 1);
+    if (!reading->text)
         return false;
     /* What is too much is read no more: the helper is killed. */
-    const size_t room = COX_STACKS_TEXT_MAX - gathering->size;
+    const size_t room = COX_STACKS_TEXT_MAX - reading->size;
     const ssize_t size =
-        room ? read(gathering->helper.output_fd, gathering->text + gathering->size, room) : 0;
+        room ? read(reading->helper.output_fd, reading->text + reading->size, room) : 0;
     if (size > 0)
-        gathering->size += (size_t)size;
+        reading->size += (size_t)size;
     return size > 0 || (size < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
-static void gathering_end(struct gathering *gathering, const char *why)
+static void reading_end(struct reading *reading, const char *why)
 {
-    if (gathering->ended)
+    if (reading->ended)
         return;
-    gathering->ended = true;
-    cox_helper_process_end(&gathering->helper);
-    if (!gathering->size || why)
-        snprintf(gathering->why, sizeof gathering->why, "%s",
+    reading->ended = true;
+    cox_helper_process_end(&reading->helper);
+    if (!reading->size || why)
+        snprintf(reading->why, sizeof reading->why, "%s",
                  why ? why : "its helper wrote nothing: is coxswain of another release in PATH?");
 }
 
@@ -168,8 +168,8 @@ uint32_t cox_stacks_at_a_time(void)
 }
 
 /* Starts those whose turn it is. Returns how many run. */
-static uint32_t gatherings_start(struct gathering *list, uint32_t count, const char *program,
-                                 uint64_t deadline_ns)
+static uint32_t readings_start(struct reading *list, uint32_t count, const char *program,
+                               uint64_t deadline_ns)
 {
     const uint32_t most = cox_stacks_at_a_time();
     uint32_t running = 0;
@@ -178,18 +178,18 @@ static uint32_t gatherings_start(struct gathering *list, uint32_t count, const c
     for (uint32_t i = 0; i < count && running < most; i++) {
         if (list[i].started)
             continue;
-        gathering_start(&list[i], program, deadline_ns);
+        reading_start(&list[i], program, deadline_ns);
         running += !list[i].ended;
     }
     return running;
 }
 
-static void gatherings_run(struct gathering *list, uint32_t count, int cancelled,
-                           const char *program, uint64_t deadline_ns)
+static void readings_run(struct reading *list, uint32_t count, int cancelled, const char *program,
+                         uint64_t deadline_ns)
 {
-    while (gatherings_start(list, count, program, deadline_ns) > 0) {
+    while (readings_start(list, count, program, deadline_ns) > 0) {
         struct pollfd fds[COX_RANK_COUNT_MAX + 1] = {{.fd = cancelled, .events = POLLIN}};
-        struct gathering *of[COX_RANK_COUNT_MAX + 1] = {NULL};
+        struct reading *of[COX_RANK_COUNT_MAX + 1] = {NULL};
         nfds_t used = 1;
         for (uint32_t i = 0; i < count && used <= COX_RANK_COUNT_MAX; i++) {
             if (!list[i].started || list[i].ended)
@@ -206,10 +206,10 @@ static void gatherings_run(struct gathering *list, uint32_t count, int cancelled
         if (fds[0].revents)
             break;
         for (nfds_t i = 1; i < used; i++)
-            if (fds[i].revents && !gathering_read(of[i]))
-                gathering_end(of[i], of[i]->size >= COX_STACKS_TEXT_MAX
-                                         ? "more than 256 KiB: the rest is cut"
-                                         : NULL);
+            if (fds[i].revents && !reading_read(of[i]))
+                reading_end(of[i], of[i]->size >= COX_STACKS_TEXT_MAX
+                                       ? "more than 256 KiB: the rest is cut"
+                                       : NULL);
     }
     for (uint32_t i = 0; i < count; i++)
         if (list[i].started && !list[i].ended)
@@ -223,7 +223,7 @@ static void gatherings_run(struct gathering *list, uint32_t count, int cancelled
         if (!list[i].started)
             snprintf(list[i].why, sizeof list[i].why, "the time was up before it was its turn");
         else
-            gathering_end(&list[i], why);
+            reading_end(&list[i], why);
     }
 }
 
@@ -288,32 +288,32 @@ static void folders_cut(char *line)
     *to = '\0';
 }
 
-static int rank_fill(struct gathering *gathering, struct cox_rank_stacks *rank)
+static int rank_fill(struct reading *reading, struct cox_rank_stacks *rank)
 {
     char line[COX_STACKS_SUMMARY_SIZE] = "";
-    rank->rank = gathering->target->rank;
-    rank->pid = gathering->target->pid;
-    rank->age_ns = gathering->target->age_ns;
-    if (gathering->text) {
-        gathering->text[gathering->size] = '\0';
-        text_plain(gathering->text);
-        summary_take(gathering->text, line);
+    rank->rank = reading->target->rank;
+    rank->pid = reading->target->pid;
+    rank->age_ns = reading->target->age_ns;
+    if (reading->text) {
+        reading->text[reading->size] = '\0';
+        text_plain(reading->text);
+        summary_take(reading->text, line);
     }
-    text_plain(gathering->why);
-    const char *rest = gathering->text ? gathering->text : "";
-    const size_t size = strlen(rest) + sizeof gathering->why + 32;
+    text_plain(reading->why);
+    const char *rest = reading->text ? reading->text : "";
+    const size_t size = strlen(rest) + sizeof reading->why + 32;
     char *whole = malloc(size);
     if (whole)
-        snprintf(whole, size, "%s%s%s%s", rest, gathering->why[0] ? "not there: " : "",
-                 gathering->why, gathering->why[0] ? "\n" : "");
-    for (char *c = gathering->why; *c; c++)
+        snprintf(whole, size, "%s%s%s%s", rest, reading->why[0] ? "not there: " : "", reading->why,
+                 reading->why[0] ? "\n" : "");
+    for (char *c = reading->why; *c; c++)
         if (*c == '\n')
             *c = ' ';
     /* A line that the helper wrote before it had frames. */
-    if (line[0] && gathering->why[0] && !strstr(line, " in "))
-        snprintf(line + strlen(line), sizeof line - strlen(line), " (%.200s)", gathering->why);
+    if (line[0] && reading->why[0] && !strstr(line, " in "))
+        snprintf(line + strlen(line), sizeof line - strlen(line), " (%.200s)", reading->why);
     if (!line[0])
-        snprintf(line, sizeof line, "%s", gathering->why[0] ? gathering->why : "nothing is known");
+        snprintf(line, sizeof line, "%s", reading->why[0] ? reading->why : "nothing is known");
     folders_cut(line);
     rank->summary = strdup(line);
     rank->text = whole;
@@ -324,7 +324,7 @@ int cox_stacks_gather(const struct cox_stacks_target *targets, uint32_t count, i
                       uint64_t deadline_ns, struct cox_stacks **ret_stacks)
 {
     char program[PATH_MAX];
-    struct gathering *list = calloc(count ? count : 1, sizeof *list);
+    struct reading *list = calloc(count ? count : 1, sizeof *list);
     struct cox_stacks *stacks = calloc(1, sizeof *stacks);
     int r = list && stacks ? 0 : -ENOMEM;
     if (r == 0)
@@ -334,16 +334,16 @@ int cox_stacks_gather(const struct cox_stacks_target *targets, uint32_t count, i
     const bool found = program_find(program);
     for (uint32_t i = 0; i < count; i++) {
         if (list)
-            list[i] = (struct gathering){.target = &targets[i],
-                                         .helper = COX_HELPER_PROCESS_NONE,
-                                         .text = targets[i].text,
-                                         .size = targets[i].text ? strlen(targets[i].text) : 0};
+            list[i] = (struct reading){.target = &targets[i],
+                                       .helper = COX_HELPER_PROCESS_NONE,
+                                       .text = targets[i].text,
+                                       .size = targets[i].text ? strlen(targets[i].text) : 0};
         else
             free(targets[i].text);
     }
     if (r == 0) {
         stacks->count = count;
-        gatherings_run(list, count, cancelled, found ? program : NULL, deadline_ns);
+        readings_run(list, count, cancelled, found ? program : NULL, deadline_ns);
         stacks->taken_ns = cox_now_ns();
     }
     for (uint32_t i = 0; r == 0 && i < count; i++)

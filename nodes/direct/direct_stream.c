@@ -250,51 +250,51 @@ int cox_direct_stream_read_greeting(struct cox_direct_stream *stream, uint64_t d
 /* ---- messages ---- */
 
 /* Small parts are put together with the head: one record, one segment. */
-struct gathering {
+struct writer {
     struct cox_direct_stream *stream;
     uint64_t deadline_ns;
     size_t size;
     uint8_t bytes[RECORD_SIZE];
 };
 
-static int gathering_flush(struct gathering *gathering, struct cox_error *err)
+static int writer_flush(struct writer *writer, struct cox_error *err)
 {
-    const size_t size = gathering->size;
-    gathering->size = 0;
-    return stream_write(gathering->stream, gathering->bytes, size, gathering->deadline_ns, err);
+    const size_t size = writer->size;
+    writer->size = 0;
+    return stream_write(writer->stream, writer->bytes, size, writer->deadline_ns, err);
 }
 
-static int gathering_add(struct gathering *gathering, const uint8_t *bytes, size_t size,
-                         struct cox_error *err)
+static int writer_add(struct writer *writer, const uint8_t *bytes, size_t size,
+                      struct cox_error *err)
 {
-    const size_t room = sizeof gathering->bytes - gathering->size;
+    const size_t room = sizeof writer->bytes - writer->size;
     const size_t first = size < room ? size : room;
     if (first > 0)
-        memcpy(gathering->bytes + gathering->size, bytes, first);
-    gathering->size += first;
+        memcpy(writer->bytes + writer->size, bytes, first);
+    writer->size += first;
     if (first == size)
         return 0;
-    int r = gathering_flush(gathering, err);
+    int r = writer_flush(writer, err);
     if (r)
         return r;
     bytes += first;
     size -= first;
-    if (size >= sizeof gathering->bytes)
-        return stream_write(gathering->stream, bytes, size, gathering->deadline_ns, err);
-    memcpy(gathering->bytes, bytes, size);
-    gathering->size = size;
+    if (size >= sizeof writer->bytes)
+        return stream_write(writer->stream, bytes, size, writer->deadline_ns, err);
+    memcpy(writer->bytes, bytes, size);
+    writer->size = size;
     return 0;
 }
 
 /* A part that is still being written: as far as it is. What was gathered before it goes first. */
-static int gathering_follow(struct gathering *gathering, const struct cox_direct_message *message,
-                            const struct iovec *part, struct cox_error *err)
+static int writer_follow(struct writer *writer, const struct cox_direct_message *message,
+                         const struct iovec *part, struct cox_error *err)
 {
-    int r = gathering_flush(gathering, err);
+    int r = writer_flush(writer, err);
     for (size_t done = 0, end; r == 0 && done < part->iov_len; done = end) {
         end = message->await(message->await_context, done);
-        r = stream_write(gathering->stream, (const uint8_t *)part->iov_base + done, end - done,
-                         gathering->deadline_ns, err);
+        r = stream_write(writer->stream, (const uint8_t *)part->iov_base + done, end - done,
+                         writer->deadline_ns, err);
     }
     return r;
 }
@@ -309,16 +309,16 @@ int cox_direct_stream_write_message(struct cox_direct_stream *stream,
     cox_le32_put(head, MAGIC);
     cox_le32_put(head + 4, message->kind);
     cox_le64_put(head + 8, size);
-    struct gathering gathering;
-    gathering.stream = stream;
-    gathering.deadline_ns = deadline_ns;
-    gathering.size = 0;
-    int r = gathering_add(&gathering, head, sizeof head, err);
+    struct writer writer;
+    writer.stream = stream;
+    writer.deadline_ns = deadline_ns;
+    writer.size = 0;
+    int r = writer_add(&writer, head, sizeof head, err);
     for (int i = 0; r == 0 && i < whole; i++)
-        r = gathering_add(&gathering, parts[i].iov_base, parts[i].iov_len, err);
+        r = writer_add(&writer, parts[i].iov_base, parts[i].iov_len, err);
     if (r == 0 && message->await)
-        r = gathering_follow(&gathering, message, &parts[whole], err);
-    return r ? r : gathering_flush(&gathering, err);
+        r = writer_follow(&writer, message, &parts[whole], err);
+    return r ? r : writer_flush(&writer, err);
 }
 
 int cox_direct_stream_read_head(struct cox_direct_stream *stream, uint64_t size_max,
