@@ -247,7 +247,7 @@ static void replace_the_other(void *context, const struct cox_completion *comple
     sem_post(&held->inside);
 }
 
-GROUP_TEST(m5_b2_handlers_that_replace_each_other_are_refused, 1)
+GROUP_TEST(m5_b2_handlers_that_set_each_other_are_refused, 1)
 {
     struct held own, transfer;
     held_init(&own, executor);

@@ -464,7 +464,7 @@ static int counted(const struct counter *counters, size_t count)
     return calls;
 }
 
-GROUP_TEST(m5_the_handler_is_replaced_while_requests_run, 2)
+GROUP_TEST(m5_another_handler_is_set_while_requests_run, 2)
 {
     static struct counter counters[200];
     memset(counters, 0, sizeof counters);
