@@ -294,13 +294,23 @@ TEST(p2_a_rank_that_left_is_reported_though_its_process_lives)
     }
 }
 
-GROUP_TEST_WITH(p2_a_rank_that_left_and_ended_is_dead, 1, .workers.command = command_of("worker"))
+/* Once it has left, its process has two slices to end; it may get no processor in that time. */
+TEST(p2_a_rank_that_left_and_ended_is_dead)
 {
-    test_submit(g, &(struct test_how){.gather = COX_GATHER_ALL}, "stop");
-    test_submit(g, &(struct test_how){.gather = COX_GATHER_ALL}, "echo behind it");
-    const struct test_completion *c = test_await(g, 1);
-    assert_int_equal(c->status, COX_PEER_DEAD);
-    assert_contains(c->text, "exited with status 0");
+    const struct cox_executor_options options = {.size = sizeof options,
+                                                 .workers.command = command_of("worker")};
+    bool ended = false;
+    for (int i = 0; i < 5 && !ended; i++) {
+        OWN_GROUP *g = test_group_start(1, &options);
+        test_submit(g, &(struct test_how){.gather = COX_GATHER_ALL}, "stop");
+        test_submit(g, &(struct test_how){.gather = COX_GATHER_ALL}, "echo behind it");
+        const struct test_completion *c = test_await(g, 1);
+        assert_int_equal(c->status, COX_PEER_DEAD);
+        ended = strstr(c->text, "exited with status 0") != NULL;
+        if (!ended)
+            assert_contains(c->text, "left the group, its process lives");
+    }
+    assert_true(ended);
 }
 
 /* ---- reports ---- */
