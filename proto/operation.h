@@ -12,10 +12,6 @@
 
 #include <coxswain/base.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct cox_operation {
     /* "MODEL_INFER" */
     const char *name;
@@ -33,9 +29,5 @@ struct cox_operation {
 /* NULL for a number that is no ExecuteType. COX_TYPE_OPAQUE is an operation too ("OPAQUE",
  * execute). */
 const struct cox_operation *cox_operation_find(uint32_t execute_type);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

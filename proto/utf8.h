@@ -12,10 +12,6 @@
 
 #include <coxswain/base.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct Coxswain__ExecuteRequest;
 
 /* The first byte that is no part of a character (overlong forms, surrogates and codes above
@@ -26,9 +22,5 @@ void cox_utf8_mend(char *text);
 /* Every string field of the request, whatever it is nested in. Returns 0, or COX_INVALID: err
  * names the field by its path, and the byte with its offset. */
 int cox_utf8_check_request(const struct Coxswain__ExecuteRequest *request, struct cox_error *err);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

@@ -17,10 +17,6 @@
 
 #include <coxswain/base.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct Coxswain__ExecuteRequest;
 struct Coxswain__ExecuteResponse;
 struct CoxswainControl__ControlRequest;
@@ -64,9 +60,5 @@ int cox_wire_control_reply_unpack(struct cox_arena *arena, const void *bytes, si
 
 /* "MODEL_INFER" and so on; "unknown" for anything else. */
 const char *cox_wire_type_name(uint32_t execute_type);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

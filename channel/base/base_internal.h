@@ -7,10 +7,6 @@
 #include <endian.h>
 #include <string.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* The same clock at the kernel's last tick, a few milliseconds ago at most. Cheaper; for timestamps
  * that are only displayed. */
 uint64_t cox_now_coarse_ns(void);
@@ -55,9 +51,5 @@ static inline uint64_t cox_le64_get(const void *at)
     memcpy(&value, at, sizeof value);
     return le64toh(value);
 }
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

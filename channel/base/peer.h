@@ -4,10 +4,6 @@
 
 #include <coxswain/handle.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Start time of a process.
  * Returns
  *   0
@@ -125,9 +121,5 @@ int cox_unforked_release(int *fd);
 void cox_unforked_remove(int fd);
 /* Removes and closes it. */
 void cox_unforked_close(int *fd);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

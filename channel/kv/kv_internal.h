@@ -6,10 +6,6 @@
 
 #include <coxswain/kv.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* The same, but no page of a block is there before reserve: for copies of blocks of which few are
  * ever used. Does not take the time that so much memory takes. */
 int cox_kv_blocks_new_sparse(uint32_t block_count, uint64_t block_size,
@@ -29,9 +25,5 @@ COX_DEFINE_FREEP(struct cox_kv_view, cox_kv_view_free);
 
 /* The current value; a relaxed load. COX_KV_UNUSED also if there is no such block. */
 uint64_t cox_kv_view_user(const struct cox_kv_view *view, uint32_t block);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

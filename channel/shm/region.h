@@ -7,10 +7,6 @@
 #include <coxswain/handle.h>
 #include <sys/uio.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Creates the object exclusively, with mode 0600 whatever the umask. Every byte is zero, and its
  * memory is reserved: so a full tmpfs is an error now instead of a SIGBUS later. On failure nothing
  * is left.
@@ -125,9 +121,5 @@ int cox_region_space(struct cox_region_space *ret_space);
  * ThreadSanitizer identifies memory by its address, and misses races between two mappings of one
  * file. A mapping that was attached with READ may then be writable. */
 void cox_region_share_mappings(bool share);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

@@ -17,10 +17,6 @@
 
 #include <sys/types.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* File descriptors in one message, at most. The kernel's limit is 253. */
 #define COX_SOCKET_FD_COUNT_MAX 128
 
@@ -125,9 +121,5 @@ int cox_socket_read_peer(int fd, struct cox_socket_peer *ret_peer);
  *   -errno
  */
 int cox_socket_open_peer(int fd, int *ret_pidfd);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

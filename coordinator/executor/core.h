@@ -6,10 +6,6 @@
 
 #include <coxswain/executor.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* For a process that is about to exit, for example at a second SIGTERM: kills the workers, removes
  * the names and the socket, and does not block. Any thread, also while another one is in stop; not
  * while start or free runs. Afterwards only stop and free may be called. */
@@ -67,9 +63,5 @@ void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id chann
 /* "idle", "taken", ...; "alive", "dead", ...; "unknown" outside. Static storage. */
 const char *cox_rank_state_name(uint32_t state);
 const char *cox_rank_liveness_name(uint32_t liveness);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

@@ -4,10 +4,6 @@
 
 #include <coxswain/requests.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Merges the states a and b of two ranks: FAILED if either is, else RUNNING if either is. SUCCESS
  * only if both are, else WAITING. */
 static inline enum cox_link_state cox_link_merge(enum cox_link_state a, enum cox_link_state b)
@@ -49,9 +45,5 @@ enum cox_engine_state cox_executor_engine_state(const struct cox_executor *execu
 bool cox_executor_partially_paused(const struct cox_executor *executor);
 const char *cox_engine_state_name(enum cox_engine_state state);
 const char *cox_recover_command_name(enum cox_recover_command command);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

@@ -4,10 +4,6 @@
 
 #include <coxswain/server.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct CoxswainControl__KvReference;
 /* From a message of another process, lent.
  * Returns
@@ -19,9 +15,5 @@ int cox_kv_reference_read(const struct CoxswainControl__KvReference *message,
 /* Fills in a message, which borrows all of reference. */
 void cox_kv_reference_write(const struct cox_kv_reference *reference,
                             struct CoxswainControl__KvReference *message);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

@@ -4,10 +4,6 @@
 
 #include <coxswain/server.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /*
  * For a process that is about to exit: as cox_executor_abandon.
  *
@@ -23,9 +19,5 @@ void cox_server_cancel_recovery(struct cox_server *server);
 
 /* "queued", "success", ...; "unknown" outside. Static storage. */
 const char *cox_pull_state_name(enum cox_pull_state state);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

@@ -4,10 +4,6 @@
 
 #include <coxswain/executor.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* One node of a list as in nodes. */
 struct cox_node_place {
     char name[COX_NODE_NAME_MAX + 1];
@@ -21,9 +17,5 @@ int cox_nodes_parse(const char *nodes, struct cox_node_place *ret_places, uint32
 /* Names of nodes, and of groups over several machines, are parts of NATS subjects: letters, digits,
  * '-' and '_'. what: "node" or "group". Returns 0 or COX_INVALID. */
 int cox_node_name_check(const char *what, const char *name, struct cox_error *err);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

@@ -28,10 +28,6 @@
 
 #include <coxswain/base.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct cox_group_mirror;
 
 struct cox_group_mirror_options {
@@ -71,9 +67,5 @@ void cox_group_mirror_wake(struct cox_group_mirror *mirror);
 int cox_group_mirror_apply(struct cox_group_mirror *mirror, uint32_t rank_first,
                            uint32_t rank_count, const uint8_t *bytes, size_t size,
                            struct cox_error *err);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif
