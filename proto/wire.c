@@ -5,7 +5,6 @@
 #include "proto/executor.pb-c.h"
 #include "step_wire.h"
 
-#include <endian.h>
 #include <limits.h>
 #include <protobuf-c/protobuf-c.h>
 #include <stdalign.h>

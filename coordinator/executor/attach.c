@@ -4,7 +4,6 @@
 #include "channel/base/fault.h"
 #include "channel/base/peer.h"
 #include "coordinator/collector/collector.h"
-#include "coordinator/transport/nodes_library.h"
 #include "executor_internal.h"
 
 #include <inttypes.h>

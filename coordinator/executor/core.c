@@ -2,7 +2,6 @@
 #include "core.h"
 
 #include "channel/base/idioms.h"
-#include "proto/wire.h"
 #include "executor_internal.h"
 
 const char *cox_executor_name(const struct cox_executor *executor)

@@ -7,7 +7,6 @@
 
 #include <coxswain/handle.h>
 
-#include <inttypes.h>
 #include <stdlib.h>
 
 /* A rank's memory, as it was exported last. */

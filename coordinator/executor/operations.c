@@ -7,7 +7,6 @@
 #include <coxswain/requests.h>
 
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -5,19 +5,15 @@
 #include "channel/shm/request.h"
 #include "channel/shm/state.h"
 #include "coordinator/recording/recording.h"
-#include "coordinator/transport/nodes.h"
 #include "proto/recording.pb-c.h"
 #include "core.h"
 #include "executor_internal.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 typedef CoxswainRecording__Recording recording;

@@ -1,6 +1,5 @@
 /* remote_info: what other groups need to pull KV blocks from this one, taken from the ranks'
  * replies to init. */
-#include "coordinator/transport/nodes.h"
 
 #include "channel/base/idioms.h"
 #include "coordinator/transport/transport.h"

@@ -1,8 +1,6 @@
 /* hello reply: which processes may attach at the group's control socket, and what a rank receives.
  */
-#include "channel/base/base_internal.h"
 #include "channel/socket/socket.h"
-#include "channel/base/fault.h"
 #include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "channel/shm/state.h"
@@ -12,7 +10,6 @@
 
 #include <coxswain/executor.h>
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

@@ -26,7 +26,6 @@
 
 #include "rank.h"
 
-#include <stdatomic.h>
 #include <sys/types.h>
 
 struct cox_supervisor;

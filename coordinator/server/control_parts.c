@@ -1,6 +1,5 @@
 /* control_parts: parts that several replies have. */
 #include "channel/base/idioms.h"
-#include "coordinator/collector/stats.h"
 #include "proto/control.pb-c.h"
 #include "proto/message.h"
 #include "control_reply.h"

@@ -9,7 +9,6 @@
 #include "coordinator/executor/core.h"
 #include "proto/control.pb-c.h"
 #include "proto/message.h"
-#include "proto/wire.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,6 @@
 #include "coordinator/executor/requests_internal.h"
 #include "proto/control.pb-c.h"
 #include "proto/message.h"
-#include "proto/wire.h"
 #include "control_reply.h"
 #include "kv_reference.h"
 #include "server_internal.h"

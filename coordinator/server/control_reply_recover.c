@@ -5,7 +5,6 @@
 #include "coordinator/recovery/recovery.h"
 #include "proto/control.pb-c.h"
 #include "proto/message.h"
-#include "proto/wire.h"
 #include "control_reply.h"
 
 #include <inttypes.h>

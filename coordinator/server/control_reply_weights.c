@@ -1,7 +1,6 @@
 /* control_reply_weights: switches the weights of a group by request, and reports which it has. */
 #include "control_reply.h"
 
-#include "proto/wire.h"
 #include "proto/control.pb-c.h"
 #include "proto/message.h"
 

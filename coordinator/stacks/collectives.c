@@ -1,6 +1,5 @@
 #include "collectives.h"
 
-#include "channel/base/idioms.h"
 #include "sentence.h"
 
 #include <errno.h>

@@ -1,12 +1,10 @@
 #include "paragraph.h"
 
-#include "channel/base/idioms.h"
 #include "collectives.h"
 #include "sentence.h"
 
 #include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

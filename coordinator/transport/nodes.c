@@ -5,7 +5,6 @@
 #include <coxswain/version.h>
 
 #include <dlfcn.h>
-#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
