@@ -39,13 +39,6 @@ bool cox_executor_node(struct cox_executor *executor, uint32_t rank, char *buffe
     return cox_supervisor_node(executor->supervisor, rank, buffer, buffer_size);
 }
 
-size_t cox_executor_request_size_max(const struct cox_executor *executor,
-                                     enum cox_channel_id channel)
-{
-    COX_ASSERT(channel < COX_TWO_WAY_COUNT);
-    return executor->geometry.channels[channel].frame_size - COX_PREFIX_SIZE;
-}
-
 const char *cox_executor_socket(const struct cox_executor *executor)
 {
     return executor->control_socket ? cox_control_socket_path(executor->control_socket) : NULL;

@@ -18,8 +18,6 @@ uint32_t cox_executor_rank_count(const struct cox_executor *executor);
 /* What the group can do. */
 const struct cox_attach_limits *cox_executor_limits(const struct cox_executor *executor);
 pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank);
-size_t cox_executor_request_size_max(const struct cox_executor *executor,
-                                     enum cox_channel_id channel);
 
 /* Counts what clients hold at the control socket (control_socket.h). Any thread. False: there is no
  * control socket, or it is closed. */
@@ -56,9 +54,6 @@ bool cox_executor_node(struct cox_executor *executor, uint32_t rank, char *buffe
                        size_t buffer_size);
 /* taken_over of its transport. */
 int cox_executor_taken_over(struct cox_executor *executor, struct cox_error *err);
-
-void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id channel,
-                        struct cox_channel_stats *ret_stats);
 
 /* "idle", "taken", ...; "alive", "dead", ...; "unknown" outside. Static storage. */
 const char *cox_rank_state_name(uint32_t state);

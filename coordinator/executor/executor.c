@@ -749,7 +749,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     return NULL;
 }
 
-/* ---- handlers and counters ---- */
+/* ---- recorders and handlers ---- */
 
 int cox_executor_recorder(struct cox_executor *executor, uint32_t rank, void *copy,
                           uint64_t deadline_ns, struct cox_error *err)
@@ -758,17 +758,6 @@ int cox_executor_recorder(struct cox_executor *executor, uint32_t rank, void *co
     return transport && transport->recorder && rank != COX_RECORDER_COORDINATOR
                ? transport->recorder(transport->context, rank, copy, deadline_ns, err)
                : cox_recorders_copy(executor, rank, copy);
-}
-
-void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id channel,
-                        struct cox_channel_stats *ret_stats)
-{
-    COX_ASSERT(channel < COX_TWO_WAY_COUNT);
-    struct cox_collector *collector = &executor->collectors[channel];
-    pthread_mutex_lock(&collector->lock);
-    cox_stats_read(&collector->stats, ret_stats);
-    ret_stats->large_held_bytes = cox_collector_held_bytes(collector);
-    pthread_mutex_unlock(&collector->lock);
 }
 
 int cox_executor_set_handler(struct cox_executor *executor, enum cox_channel_id channel,

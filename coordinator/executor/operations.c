@@ -419,19 +419,3 @@ int cox_executor_lora_results(struct cox_executor *executor,
                               lora->lora_name ? lora->lora_name : "", text)
                    : 0;
 }
-
-int cox_executor_lora(struct cox_executor *executor, const Coxswain__LoraOperationRequest *lora,
-                      uint64_t deadline_ns, int32_t *ret_statuses, struct cox_error *err)
-{
-    uint32_t rank_count = cox_executor_rank_count(executor);
-    _cox_cleanup_(cox_free_ptr) struct cox_lora_result *results =
-        calloc(rank_count, sizeof *results);
-    for (uint32_t rank = 0; rank < rank_count; rank++)
-        ret_statuses[rank] = -1;
-    if (!results)
-        return cox_fail(err, -ENOMEM, "no memory for a LoRA operation");
-    int r = cox_executor_lora_results(executor, lora, deadline_ns, results, err);
-    for (uint32_t rank = 0; rank < rank_count; rank++)
-        ret_statuses[rank] = results[rank].status;
-    return r;
-}

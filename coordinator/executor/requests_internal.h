@@ -27,16 +27,6 @@ static inline enum cox_link_state cox_link_merge(enum cox_link_state a, enum cox
 int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes, size_t *ret_size,
                              struct cox_error *err);
 
-/* LORA_OPERATION. ret_statuses: rank_count LoraOperationStatus values (legacy workers: rank 0's for
- * all). It is filled also on failure, with -1 for a rank without a reply.
- * Returns as cox_executor_call, and
- *   0: every rank replied LORA_CMD_SUCCESS
- *   COX_REJECTED: some did not, err names them
- */
-int cox_executor_lora(struct cox_executor *executor,
-                      const struct Coxswain__LoraOperationRequest *request, uint64_t deadline_ns,
-                      int32_t *ret_statuses, struct cox_error *err);
-
 /* "SLOTS_FULL", ...; -1: "no reply"; any other number: "an unknown status". Static storage. */
 const char *cox_lora_status_name(int32_t status);
 

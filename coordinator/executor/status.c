@@ -265,7 +265,7 @@ static void collector_status(struct cox_executor *executor, enum cox_channel_id 
 {
     struct cox_collector *collector = &executor->collectors[channel];
     ret_status->channels[channel].request_size_max =
-        cox_executor_request_size_max(executor, channel);
+        executor->geometry.channels[channel].frame_size - COX_PREFIX_SIZE;
     pthread_mutex_lock(&collector->lock);
     ret_status->channels[channel].published = collector->published;
     ret_status->channels[channel].ended = collector->ended;

@@ -194,14 +194,6 @@ uint64_t cox_supervisor_see_left(struct cox_supervisor *s, uint32_t rank, bool l
     return since_ns;
 }
 
-int cox_supervisor_pidfd(struct cox_supervisor *s, uint32_t rank)
-{
-    pthread_mutex_lock(&s->lock);
-    int fd = child_of(s, rank)->pidfd;
-    pthread_mutex_unlock(&s->lock);
-    return fd;
-}
-
 bool cox_supervisor_dead(struct cox_supervisor *s, uint32_t rank, struct cox_exit *ret_how)
 {
     struct cox_child *child = child_of(s, rank);
@@ -591,17 +583,6 @@ int cox_supervisor_relaunch(struct cox_supervisor *s, uint32_t rank,
 void cox_supervisor_expect_end(struct cox_supervisor *s)
 {
     atomic_store_explicit(&s->ending, true, memory_order_release);
-}
-
-int cox_supervisor_signal(struct cox_supervisor *s, uint32_t rank, int signal_number)
-{
-    struct cox_child *child = child_of(s, rank);
-    pthread_mutex_lock(&s->lock);
-    int r = cox_child_is_dead(child) || child->node[0]
-                ? -ESRCH
-                : cox_pidfd_signal(child->pidfd, signal_number);
-    pthread_mutex_unlock(&s->lock);
-    return r == -ESRCH ? COX_PEER_DEAD : r;
 }
 
 int cox_supervisor_wait(struct cox_supervisor *s, uint64_t deadline_ns)

@@ -124,8 +124,6 @@ pid_t cox_supervisor_pid(struct cox_supervisor *supervisor, uint32_t rank);
  * for how many nanoseconds it has been seen to have left; 0: it has not, or is dead. Takes the
  * supervisor's lock; may be called with the lock of a collector. */
 uint64_t cox_supervisor_see_left(struct cox_supervisor *supervisor, uint32_t rank, bool left);
-/* A pidfd that stays valid until free or a relaunch; readable once the process has ended. */
-int cox_supervisor_pidfd(struct cox_supervisor *supervisor, uint32_t rank);
 /* True once the worker is dead; ret_how (may be NULL) then says how. Takes no lock while it lives.
  */
 bool cox_supervisor_dead(struct cox_supervisor *supervisor, uint32_t rank,
@@ -249,8 +247,6 @@ void cox_supervisor_cancel(struct cox_supervisor *supervisor);
 int cox_supervisor_await_end(struct cox_supervisor *supervisor, uint32_t rank, uint64_t deadline_ns,
                              struct cox_error *err);
 
-/* Signals one rank through its pidfd. Returns 0; COX_PEER_DEAD; -errno. */
-int cox_supervisor_signal(struct cox_supervisor *supervisor, uint32_t rank, int signal_number);
 /* Signals every process that lives and has not left. With a wrapper both processes get it, except
  * SIGTERM, which only the serving one gets. Returns the number of processes. */
 uint32_t cox_supervisor_signal_all(struct cox_supervisor *supervisor, int signal_number);

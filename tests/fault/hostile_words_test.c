@@ -40,7 +40,7 @@ TEST(p10_a_frame_turned_into_a_goodbye_ends_no_process)
     size_t length = cox_wire_request_size(&request);
     assert_in_range(length, 5, sizeof goodbye);
     goodbye[3] = (uint8_t)(length - 4);
-    size_t frame_size = cox_executor_request_size_max(executor, COX_CHANNEL_EXECUTE) + 4;
+    size_t frame_size = test_request_size_max(executor, COX_CHANNEL_EXECUTE) + 4;
     snprintf(path, sizeof path, "/dev/shm/%s_execute_request", name);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     assert_true(fd >= 0);

@@ -386,6 +386,33 @@ struct cox_executor *test_group_executor(struct test_group *group)
     return group->executor;
 }
 
+struct cox_channel_stats test_stats(struct cox_executor *executor, enum cox_channel_id channel)
+{
+    struct cox_executor_status status;
+    cox_executor_read_status(executor, &status, NULL);
+    return status.channels[channel].stats;
+}
+
+size_t test_request_size_max(struct cox_executor *executor, enum cox_channel_id channel)
+{
+    struct cox_executor_status status;
+    cox_executor_read_status(executor, &status, NULL);
+    return status.channels[channel].request_size_max;
+}
+
+int test_lora(struct cox_executor *executor, const struct Coxswain__LoraOperationRequest *request,
+              uint64_t deadline_ns, int32_t *ret_statuses, struct cox_error *err)
+{
+    const uint32_t rank_count = cox_executor_rank_count(executor);
+    _cox_cleanup_(cox_free_ptr) struct cox_lora_result *results =
+        calloc(rank_count, sizeof *results);
+    COX_ASSERT(results);
+    const int r = cox_executor_lora_results(executor, request, deadline_ns, results, err);
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        ret_statuses[rank] = results[rank].status;
+    return r;
+}
+
 static size_t count_lines(const struct test_group *group, int rank, const char *text)
 {
     size_t count = 0;

@@ -98,6 +98,12 @@ static inline void test_group_end(struct test_group **own)
     *own = test_group_free(*own);
 }
 struct cox_executor *test_group_executor(struct test_group *group);
+/* Parts of its status. On any thread. */
+struct cox_channel_stats test_stats(struct cox_executor *executor, enum cox_channel_id channel);
+size_t test_request_size_max(struct cox_executor *executor, enum cox_channel_id channel);
+/* As cox_executor_lora_results, with a status per rank. On any thread. */
+int test_lora(struct cox_executor *executor, const struct Coxswain__LoraOperationRequest *request,
+              uint64_t deadline_ns, int32_t *ret_statuses, struct cox_error *err);
 const char *test_worker_program(void);
 /* This program, and the command of one that is its own worker. */
 extern char test_program[4096];

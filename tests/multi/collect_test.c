@@ -385,7 +385,7 @@ TEST(s4_a_second_completion_reports_that_the_late_rank_is_free)
         /* More often than there are frames. */
         for (int round = 0; round < 2 * DEPTH; round++) {
             const uint64_t sequence = submit_late(g, n - 1, pipe);
-            cox_executor_stats(test_group_executor(g), EXECUTE, &before);
+            before = test_stats(test_group_executor(g), EXECUTE);
             expect_nothing(g);
             test_pipe_release(pipe, 1);
             expect_late(g, sequence, n - 1, COX_OUTCOME_OK);
@@ -393,7 +393,7 @@ TEST(s4_a_second_completion_reports_that_the_late_rank_is_free)
             assert_ok(submit(g, "echo next", NULL, test_patience(), test_err()));
             c = collect_one(g);
             expect_text(&c, "next");
-            cox_executor_stats(test_group_executor(g), EXECUTE, &after);
+            after = test_stats(test_group_executor(g), EXECUTE);
             assert_int_equal(after.completed, before.completed + 1);
             expect_nothing(g);
         }

@@ -247,7 +247,7 @@ GROUP_TEST_WITH(p3_status_counts_the_bytes_that_were_moved, 4, .memory.refuse_la
         assert_int_equal(stats->reply_bytes, received);
     }
     /* What is refused before it is published was not moved. */
-    size_t size = cox_executor_request_size_max(executor, COX_CHANNEL_EXECUTE) + 1;
+    size_t size = test_request_size_max(executor, COX_CHANNEL_EXECUTE) + 1;
     _cox_cleanup_(cox_free_ptr) char *large = calloc(size, 1);
     assert_non_null(large);
     assert_int_equal(cox_executor_call_opaque(executor, large, size,
@@ -322,10 +322,9 @@ struct slow {
 static void slow_handler(void *context, const struct cox_completion *completion)
 {
     struct slow *slow = context;
-    struct cox_channel_stats stats;
     (void)completion;
-    cox_executor_stats(slow->executor, COX_CHANNEL_EXECUTE, &stats);
-    slow->counted_inside = stats.phases[COX_PHASE_HANDLER].count;
+    slow->counted_inside =
+        test_stats(slow->executor, COX_CHANNEL_EXECUTE).phases[COX_PHASE_HANDLER].count;
     sem_post(&slow->entered);
     sem_wait(&slow->go_on);
 }
@@ -385,9 +384,7 @@ struct releaser {
 
 static uint64_t rewakes_of(struct cox_executor *executor)
 {
-    struct cox_channel_stats stats;
-    cox_executor_stats(executor, COX_CHANNEL_EXECUTE, &stats);
-    return stats.rewakes;
+    return test_stats(executor, COX_CHANNEL_EXECUTE).rewakes;
 }
 
 /* Nothing is in flight, and a rank owes a reply: a refused submitter wakes it. */

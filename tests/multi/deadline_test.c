@@ -3,7 +3,6 @@
  * down until when each thread means to sleep. */
 #include "channel/base/futex.h"
 #include "coordinator/collector/collector.h"
-#include "coordinator/executor/requests_internal.h"
 #include "steps.h"
 
 #define SLEEPS_MAX 65536
@@ -186,7 +185,7 @@ static int ask(struct asked *asked)
     case LORA: {
         Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
         int32_t statuses[2];
-        r = cox_executor_lora(executor, &lora, asked->deadline_ns, statuses, test_err());
+        r = test_lora(executor, &lora, asked->deadline_ns, statuses, test_err());
         break;
     }
     case RECOVER: {

@@ -14,7 +14,7 @@ static uint64_t digest(const uint8_t *bytes, size_t size)
 
 GROUPS_TEST(m2_one_request_reaches_every_rank_whole)
 {
-    size_t size = cox_executor_request_size_max(executor, COX_CHANNEL_EXECUTE);
+    size_t size = test_request_size_max(executor, COX_CHANNEL_EXECUTE);
     uint8_t *bytes = malloc(size);
     assert_non_null(bytes);
     for (size_t i = 0; i < size; i++)
@@ -32,8 +32,7 @@ GROUPS_TEST(m2_one_request_reaches_every_rank_whole)
         assert_int_equal(c.ranks[rank].pid, cox_executor_pid(executor, rank));
     }
     /* One request was published for all of them. */
-    struct cox_channel_stats stats;
-    cox_executor_stats(executor, COX_CHANNEL_EXECUTE, &stats);
+    const struct cox_channel_stats stats = test_stats(executor, COX_CHANNEL_EXECUTE);
     assert_int_equal(stats.submitted, 1);
     assert_int_equal(stats.completed, 1);
     free(bytes);
@@ -74,7 +73,7 @@ TEST(m3_oversize_request_is_refused_with_both_sizes)
     for (uint32_t n = 1; n <= 8; n *= 2) {
         OWN_GROUP *g = test_group_start(n, START_WITH(.memory.refuse_large_payloads = true));
         struct cox_executor *executor = test_group_executor(g);
-        size_t max = cox_executor_request_size_max(executor, COX_CHANNEL_EXECUTE);
+        size_t max = test_request_size_max(executor, COX_CHANNEL_EXECUTE);
         char *bytes = malloc(max + 1), number[32];
         assert_non_null(bytes);
         memset(bytes, 'a', max + 1);
@@ -86,7 +85,7 @@ TEST(m3_oversize_request_is_refused_with_both_sizes)
         assert_contains(test_error_text(g), number);
 
         /* A message, on another channel. */
-        max = cox_executor_request_size_max(executor, COX_CHANNEL_LINK);
+        max = test_request_size_max(executor, COX_CHANNEL_LINK);
         bytes[max] = '\0';
         Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
         lora.lora_name = bytes;

@@ -9,9 +9,7 @@
 
 static struct cox_channel_stats stats_of(struct test_group *g, enum cox_channel_id channel)
 {
-    struct cox_channel_stats stats;
-    cox_executor_stats(test_group_executor(g), channel, &stats);
-    return stats;
+    return test_stats(test_group_executor(g), channel);
 }
 
 /* ---- requests without reply ---- */

@@ -88,7 +88,7 @@ static size_t fds_of_payloads(pid_t pid)
 static const struct cox_channel_stats *stats_of(struct test_group *g, enum cox_channel_id channel)
 {
     static struct cox_channel_stats stats;
-    cox_executor_stats(test_group_executor(g), channel, &stats);
+    stats = test_stats(test_group_executor(g), channel);
     return &stats;
 }
 

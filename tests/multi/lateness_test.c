@@ -5,9 +5,7 @@
 
 static struct cox_channel_stats stats_of(struct test_group *g)
 {
-    struct cox_channel_stats stats;
-    cox_executor_stats(test_group_executor(g), COX_CHANNEL_EXECUTE, &stats);
-    return stats;
+    return test_stats(test_group_executor(g), COX_CHANNEL_EXECUTE);
 }
 
 /* Every second request ends at its deadline while one rank holds it; the replies that come later
@@ -341,7 +339,7 @@ GROUP_TEST_WITH(p11_both_directions_full_at_once, 4,
                 .memory.request_size = {[COX_CHANNEL_EXECUTE] = 4 << 16},
                 .memory.response_size = {[COX_CHANNEL_EXECUTE] = 4 * 4 << 16})
 {
-    size_t max = cox_executor_request_size_max(executor, COX_CHANNEL_EXECUTE);
+    size_t max = test_request_size_max(executor, COX_CHANNEL_EXECUTE);
     char *text = malloc(max + 1);
     assert_non_null(text);
     memset(text, 'b', max);

@@ -255,7 +255,7 @@ static void group_lora(struct test_group *group)
         request.has_lora_op_type = 1;
         request.lora_op_type = operations[i].type;
         int32_t statuses[RANK_COUNT_MAX];
-        int r = cox_executor_lora(executor, &request, soon(), statuses, test_err());
+        int r = test_lora(executor, &request, soon(), statuses, test_err());
         assert_int_equal(r, operations[i].r);
         for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++)
             assert_int_equal(statuses[rank], operations[i].status);

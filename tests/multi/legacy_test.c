@@ -30,7 +30,7 @@ TEST(m7_the_sizes_of_the_contract)
     struct test_group *group =
         test_group_start(2, START_WITH(.workers.command = all_legacy, .workers.legacy = true,
                                        .times.finalize_ms = TEST_PATIENCE_MS));
-    assert_int_equal(cox_executor_request_size_max(test_group_executor(group), COX_CHANNEL_EXECUTE),
+    assert_int_equal(test_request_size_max(test_group_executor(group), COX_CHANNEL_EXECUTE),
                      256 * MIB - 4);
     group_live(group);
 }
@@ -278,7 +278,7 @@ LEGACY_TEST(m3_strings_that_are_no_utf8_are_refused, 2, all_legacy)
     int32_t statuses[2];
     lora.lora_name = (char[]){"adapter"};
     lora.lora_path = (char[]){"\xed\xa0\x80"}; /* a surrogate */
-    assert_refused(cox_executor_lora(executor, &lora, soon(), statuses, test_err()), COX_INVALID,
+    assert_refused(test_lora(executor, &lora, soon(), statuses, test_err()), COX_INVALID,
                    "lora_operation_request.lora_path");
     assert_int_equal(statuses[0], -1);
 
@@ -331,8 +331,7 @@ LEGACY_TEST(p4_late_reply_is_never_the_next_one, 3, all_legacy, even_native, odd
         if (command == all_legacy) /* it does not know that it was cancelled: it was served */
             step_expect(group, 1000 + i, 0, 11 + i);
     }
-    struct cox_channel_stats stats;
-    cox_executor_stats(executor, COX_CHANNEL_EXECUTE, &stats);
+    const struct cox_channel_stats stats = test_stats(executor, COX_CHANNEL_EXECUTE);
     assert_int_equal(stats.timeouts, count);
     assert_int_equal(stats.late_replies, count);
 }

@@ -297,9 +297,8 @@ TEST(m7_a_worker_without_callbacks_replies_unsupported)
     assert_contains(test_error_text(g), "opaque");
     int32_t statuses[2];
     Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
-    assert_int_equal(
-        cox_executor_lora(test_group_executor(g), &lora, test_patience(), statuses, NULL),
-        COX_REJECTED);
+    assert_int_equal(test_lora(test_group_executor(g), &lora, test_patience(), statuses, NULL),
+                     COX_REJECTED);
     assert_int_equal(statuses[1], COXSWAIN__LORA_OPERATION_STATUS__UNSUPPORT_CMD);
     struct cox_recover_result results[2];
     assert_int_equal(cox_executor_recover(test_group_executor(g), COX_RECOVER_CLEAR,
@@ -504,9 +503,7 @@ GROUP_TEST(m11_pulls_of_one_id_or_of_none_are_refused_before_they_are_sent, 2)
         assert_string_equal(test_error.text, cases[i].text);
         assert_null(results);
     }
-    struct cox_channel_stats stats;
-    cox_executor_stats(executor, COX_CHANNEL_TRANSFER, &stats);
-    assert_int_equal(stats.submitted, 0);
+    assert_int_equal(test_stats(executor, COX_CHANNEL_TRANSFER).submitted, 0);
 }
 
 /* ---- recovery ---- */
@@ -713,7 +710,7 @@ GROUPS_TEST(m13_every_rank_status_is_seen)
             lora.lora_op_type =
                 one ? COXSWAIN__LORA_OPERATION_TYPE__UNLOAD : COXSWAIN__LORA_OPERATION_TYPE__LOAD;
             int32_t statuses[8];
-            int r = cox_executor_lora(executor, &lora, test_patience(), statuses, test_err());
+            int r = test_lora(executor, &lora, test_patience(), statuses, test_err());
             assert_int_equal(r, status ? COX_REJECTED : 0);
             for (uint32_t rank = 0; rank < n; rank++)
                 assert_int_equal(statuses[rank], one && rank != bad ? 0 : status);
@@ -726,8 +723,8 @@ GROUPS_TEST(m13_every_rank_status_is_seen)
     Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
     lora.lora_name = (char *)(uintptr_t) "fail";
     int32_t statuses[8];
-    assert_refused(cox_executor_lora(executor, &lora, test_patience(), statuses, test_err()),
-                   COX_REJECTED, "no room for the adapter");
+    assert_refused(test_lora(executor, &lora, test_patience(), statuses, test_err()), COX_REJECTED,
+                   "no room for the adapter");
 }
 
 /* No status of a rank is left for success. */
@@ -743,9 +740,8 @@ GROUP_TEST(m13_without_an_reply_there_is_no_status, 4)
             assert_int_equal(kill(cox_executor_pid(executor, 2), SIGKILL), 0);
             test_await_death(g, 2);
         }
-        assert_int_equal(cox_executor_lora(executor, &lora,
-                                           k == TOO_LATE ? cox_now_ns() : test_patience(), statuses,
-                                           test_err()),
+        assert_int_equal(test_lora(executor, &lora, k == TOO_LATE ? cox_now_ns() : test_patience(),
+                                   statuses, test_err()),
                          codes[k]);
         for (uint32_t rank = 0; rank < 4; rank++)
             assert_int_equal(statuses[rank], -1);

@@ -546,9 +546,7 @@ static void *stepper_main(void *argument)
 
 static uint64_t steps_served(struct test_group *g)
 {
-    struct cox_channel_stats stats;
-    cox_executor_stats(test_group_executor(g), COX_CHANNEL_EXECUTE, &stats);
-    return stats.submitted;
+    return test_stats(test_group_executor(g), COX_CHANNEL_EXECUTE).submitted;
 }
 
 GROUP_TEST(m12_no_step_slips_in_behind_a_pause, RANK_COUNT)

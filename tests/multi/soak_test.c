@@ -140,8 +140,7 @@ GROUP_TEST(m5_b29_nothing_grows_in_a_long_run, RANK_COUNT)
                      after[i].resident_kib);
 #endif
     }
-    struct cox_channel_stats stats;
-    cox_executor_stats(soak.executor, COX_CHANNEL_EXECUTE, &stats);
+    const struct cox_channel_stats stats = test_stats(soak.executor, COX_CHANNEL_EXECUTE);
     assert_int_equal(stats.submitted, stats.completed);
     assert_int_equal(stats.failed, 0);
     assert_int_equal(stats.late_replies, 0);

@@ -10,6 +10,13 @@ static bool pidfd_is_dead(int pidfd, int timeout_ms)
     return poll(&p, 1, timeout_ms) == 1;
 }
 
+/* Of one that is not reaped. */
+static bool process_is_dead(pid_t pid, int timeout_ms)
+{
+    _cox_cleanup_(cox_close_fd) int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+    return pidfd >= 0 && pidfd_is_dead(pidfd, timeout_ms);
+}
+
 TEST(m14_how_a_worker_ended)
 {
     struct group g;
@@ -29,8 +36,7 @@ TEST(m14_how_a_worker_ended)
         snprintf(expected, sizeof expected, "rank %u (pid %d) %s", rank, death->pid, how[rank]);
         assert_memory_equal(death->description, expected, strlen(expected));
         assert_string_equal(death->last_lines, "last words");
-        assert_int_equal(cox_supervisor_signal(g.supervisor, rank, 0), COX_PEER_DEAD);
-        assert_true(pidfd_is_dead(cox_supervisor_pidfd(g.supervisor, rank), 0));
+        assert_true(cox_supervisor_dead(g.supervisor, rank, NULL));
         /* A check for a coming death may run just after the death. */
         assert_true(cox_supervisor_exiting(g.supervisor, rank));
     }
@@ -39,8 +45,9 @@ TEST(m14_how_a_worker_ended)
              cox_supervisor_pid(g.supervisor, 3));
     cox_supervisor_describe(g.supervisor, 3, text, sizeof text);
     assert_string_equal(text, expected);
-    assert_false(pidfd_is_dead(cox_supervisor_pidfd(g.supervisor, 3), 0));
-    assert_int_equal(cox_supervisor_signal(g.supervisor, 3, 0), 0);
+    assert_false(cox_supervisor_dead(g.supervisor, 3, NULL));
+    assert_false(process_is_dead(cox_supervisor_pid(g.supervisor, 3), 0));
+    assert_int_equal(kill(cox_supervisor_pid(g.supervisor, 3), 0), 0);
     assert_int_equal(cox_supervisor_wait(g.supervisor, cox_now_ns()), COX_TIMEOUT);
     group_free(&g);
 }
@@ -79,9 +86,9 @@ TEST(m15_what_a_worker_leaves_behind_ends_with_it)
         assert_true(pidfds[rank] >= 0);
     }
     group_await_line(&g, 0, false, "go");
-    assert_int_equal(cox_supervisor_signal(g.supervisor, 1, SIGKILL), 0);
+    assert_int_equal(kill(cox_supervisor_pid(g.supervisor, 1), SIGKILL), 0);
     assert_true(pidfd_is_dead(pidfds[1], PATIENCE_MS));
-    assert_int_equal(cox_supervisor_signal(g.supervisor, 0, SIGUSR1), 0);
+    assert_int_equal(kill(cox_supervisor_pid(g.supervisor, 0), SIGUSR1), 0);
     assert_true(pidfd_is_dead(pidfds[0], PATIENCE_MS));
     assert_false(pidfd_is_dead(pidfds[2], 0));
     cox_supervisor_end(g.supervisor, 0, 0);
@@ -164,7 +171,7 @@ static void wrapped_hold(struct wrapped *wrapped)
 
 static void wrapped_let_go(struct wrapped *wrapped)
 {
-    bool dead = pidfd_is_dead(cox_supervisor_pidfd(wrapped->group.supervisor, 0), PATIENCE_MS);
+    bool dead = process_is_dead(cox_supervisor_pid(wrapped->group.supervisor, 0), PATIENCE_MS);
     pthread_mutex_lock(&wrapped->group.lock);
     wrapped->hold = false;
     pthread_cond_broadcast(&wrapped->group.changed);
@@ -185,7 +192,7 @@ TEST(p8_a_rank_is_dead_when_no_process_serves_it)
     for (int k = 0; k < 20; k++) {
         _cox_cleanup_(wrapped_free) struct wrapped w;
         wrapped_start(&w, "sh -c 'echo pid $$; exec sleep 1000'; true");
-        assert_int_equal(cox_supervisor_signal(w.group.supervisor, 0, SIGKILL), 0);
+        assert_int_equal(kill(cox_supervisor_pid(w.group.supervisor, 0), SIGKILL), 0);
         group_await_death(&w.group, 0);
         assert_true(w.gone);
         assert_non_null(
@@ -280,9 +287,9 @@ TEST(p2_a_debugger_delays_no_other_rank)
         skip();
     }
     kill(pid, SIGKILL);
-    assert_true(pidfd_is_dead(cox_supervisor_pidfd(g.supervisor, 0), PATIENCE_MS));
+    assert_true(process_is_dead(cox_supervisor_pid(g.supervisor, 0), PATIENCE_MS));
     uint64_t begin_ns = cox_now_ns();
-    assert_int_equal(cox_supervisor_signal(g.supervisor, 1, SIGKILL), 0);
+    assert_int_equal(kill(cox_supervisor_pid(g.supervisor, 1), SIGKILL), 0);
     group_await_death(&g, 1);
     group_await_death(&g, 0);
     /* The one that is traced came second: the other did not wait for it. */

@@ -2,7 +2,6 @@
  * take no signal of the host. */
 #include "channel/base/tsan.h"
 #include "coordinator/executor/executor_internal.h"
-#include "coordinator/executor/requests_internal.h"
 #include "proto/executor.pb-c.h"
 #include "testing.h"
 
@@ -54,7 +53,7 @@ static int ask_lora(struct cox_executor *executor)
 {
     Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
     int32_t statuses[2];
-    return cox_executor_lora(executor, &lora, far_away(), statuses, test_err());
+    return test_lora(executor, &lora, far_away(), statuses, test_err());
 }
 
 static int ask_submit(struct cox_executor *executor)
