@@ -60,6 +60,7 @@
  * instead of its effect on other ranks. */
 #define COX_EXITING_NS (20 * COX_SLICE_NS)
 
+struct cox_incidents;
 struct cox_operation;
 struct cox_transport;
 
@@ -125,7 +126,7 @@ struct cox_entry {
     const void *away;
     /* it has failed, and waits until then for a death; 0: it has not */
     uint64_t exiting_ns;
-    /* `suspect` was called */
+    /* it was told to the incidents */
     bool suspected;
     /* the first look at ranks that are silent; 0: there was none */
     uint64_t looked_ns;
@@ -223,13 +224,9 @@ struct cox_collector {
      * on the gathering thread, before the handler. Set before the first request. */
     void (*failed)(const void *owner, const struct cox_collector *collector, uint64_t sequence,
                    int status, const char *text);
-    /* A request has spent most of its time (cox_incidents_due). With the lock: does not block. Once
-     * per request. NULL: no thread asks. */
-    void (*suspect)(const void *owner, enum cox_channel_id channel, uint64_t sequence);
-    /* Appends where the ranks stand to the text of a request that has reached its deadline. Without
-     * the lock. NULL: nothing is appended. */
-    void (*describe)(const void *owner, enum cox_channel_id channel, uint64_t sequence, char *text,
-                     size_t size);
+    /* Where the ranks stand is gathered once a request has spent most of its time, and appended to
+     * its text when it reaches its deadline. Borrowed, set before the first request; NULL: off. */
+    struct cox_incidents *incidents;
     /* rank_count of them */
     struct cox_rank_stats *rank_stats;
     /* NULL: none is registered */

@@ -322,9 +322,9 @@ COX_HOT static void gather_complete(struct cox_collector *collector, const struc
     }
     if (status && replies->text[0] == '\0')
         cox_report_failure(collector, entry, status, replies);
-    if (status == COX_TIMEOUT && collector->describe)
-        collector->describe(collector->owner, collector->channel->id, entry->sequence,
-                            replies->text, sizeof replies->text);
+    if (status == COX_TIMEOUT && collector->incidents)
+        cox_incidents_append(collector->incidents, (int)collector->channel->id, entry->sequence,
+                             replies->text, sizeof replies->text);
     *ret_completion = (struct cox_completion){
         .sequence = entry->sequence,
         .channel = collector->channel->id,
@@ -500,11 +500,11 @@ static bool gather_awaits_death(struct cox_collector *collector, struct cox_entr
 static void gather_suspect(struct cox_collector *collector, struct cox_entry *entry,
                            uint64_t now_ns)
 {
-    if (entry->suspected || !collector->suspect ||
+    if (entry->suspected || !collector->incidents ||
         now_ns < cox_incidents_due(entry->published_ns, entry->deadline_ns))
         return;
     entry->suspected = true;
-    collector->suspect(collector->owner, collector->channel->id, entry->sequence);
+    cox_incidents_suspect(collector->incidents, (int)collector->channel->id, entry->sequence);
 }
 
 /* The reason to end a request that ranks have not replied to; 0: none. */

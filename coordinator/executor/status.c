@@ -423,19 +423,6 @@ static uint32_t stacks_targets(void *context, const struct cox_rank_set *asked,
     return count;
 }
 
-static void on_suspect(const void *owner, enum cox_channel_id channel, uint64_t sequence)
-{
-    struct cox_executor *executor = (struct cox_executor *)(uintptr_t)owner;
-    cox_incidents_suspect(&executor->incidents, (int)channel, sequence);
-}
-
-static void on_describe(const void *owner, enum cox_channel_id channel, uint64_t sequence,
-                        char *text, size_t size)
-{
-    struct cox_executor *executor = (struct cox_executor *)(uintptr_t)owner;
-    cox_incidents_append(&executor->incidents, (int)channel, sequence, text, size);
-}
-
 int cox_executor_open_incidents(struct cox_executor *executor, struct cox_error *err)
 {
     struct cox_incidents *incidents = &executor->incidents;
@@ -450,10 +437,8 @@ int cox_executor_open_incidents(struct cox_executor *executor, struct cox_error 
     incidents->off = executor->options.recorder.stacks == COX_STACKS_ON_REQUEST ||
                      remote->forwarded || (remote->transport && !remote->transport->stacks);
     incidents->filed = executor->options.recorder.crash_dir != NULL;
-    for (int c = 0; c < COX_TWO_WAY_COUNT && !incidents->off; c++) {
-        executor->collectors[c].suspect = on_suspect;
-        executor->collectors[c].describe = on_describe;
-    }
+    for (int c = 0; c < COX_TWO_WAY_COUNT && !incidents->off; c++)
+        executor->collectors[c].incidents = incidents;
     return 0;
 }
 
