@@ -121,11 +121,6 @@ COX_HOT int cox_collector_begin(struct cox_collector *collector, struct cox_entr
     return 0;
 }
 
-void cox_collector_abort(struct cox_collector *collector)
-{
-    pthread_mutex_unlock(&collector->lock);
-}
-
 COX_HOT static uint32_t asked_count(const struct cox_collector *collector,
                                     const struct cox_rank_set *asked)
 {
@@ -311,16 +306,6 @@ void cox_collector_end_through(struct cox_collector *collector, uint64_t through
     pthread_mutex_unlock(&collector->lock);
     if (any)
         cox_collector_wake(collector);
-}
-
-void cox_collector_cancel_steps(struct cox_collector *collector, uint64_t through)
-{
-    struct cox_layout_channel_state *words =
-        cox_state_channel(collector->channel->control, collector->channel->id);
-    pthread_mutex_lock(&collector->lock);
-    if (cox_state_void_through(words) < through)
-        cox_state_set_void(words, through);
-    pthread_mutex_unlock(&collector->lock);
 }
 
 bool cox_collector_in_step(struct cox_collector *collector)

@@ -307,8 +307,9 @@ void cox_collector_stop(struct cox_collector *collector);
 /* Under submit_lock: checks whether there is room for a request to entry->asked, and reserves its
  * frame. The caller has checked `stopping`: after a stop only the goodbye is published.
  * Returns
- *   0: entry->sequence is the number of the request. lock is held until commit or abort; for what
- *     takes long it may be released in between, and taken again.
+ *   0: entry->sequence is the number of the request. lock is held until commit, or the caller
+ *     releases it instead: then the frame stays free. For what takes long it may be released in
+ *     between, and taken again.
  *   COX_PEER_DEAD: err names the rank
  *   COX_FULL: err names the reason
  *   COX_LATE: err names the rank
@@ -318,8 +319,6 @@ int cox_collector_begin(struct cox_collector *collector, struct cox_entry *entry
 /* After begin, with the frame filled: publishes, releases lock, and opens the gate. */
 void cox_collector_commit(struct cox_collector *collector, const struct cox_entry *entry,
                           size_t length);
-/* After begin, instead: the frame stays free. */
-void cox_collector_abort(struct cox_collector *collector);
 /* What memory for a large request is to have in it. All NULL: nothing yet. */
 struct cox_payload_content {
     /* that has it, as of cox_large_payload_adopt; its reference ends as release_payloads says, or
@@ -351,8 +350,6 @@ int cox_collector_skip(struct cox_collector *collector, uint64_t sequence, struc
 bool cox_collector_awaits(struct cox_collector *collector, uint32_t rank, uint64_t sequence);
 /* Requests up to `through` that are in flight end with COX_TIMEOUT. Takes the lock. */
 void cox_collector_end_through(struct cox_collector *collector, uint64_t through);
-/* Steps up to `through` are cancelled. Takes the lock. */
-void cox_collector_cancel_steps(struct cox_collector *collector, uint64_t through);
 /* True if a step is in flight. Takes the lock. */
 bool cox_collector_in_step(struct cox_collector *collector);
 

@@ -84,9 +84,6 @@ COX_HOT static inline struct cox_large_payload_view *collector_reply_view(
  * replied (report_late).
  */
 void cox_collector_watch_late(struct cox_collector *collector, const struct cox_entry *entry);
-/* Records that the rank has replied after the end of the request. */
-void cox_collector_note_late_reply(struct cox_collector *collector, uint64_t sequence,
-                                   uint32_t rank);
 /* Returns true if a submit must not reuse the frame of `sequence` yet. */
 bool cox_collector_watches_late(const struct cox_collector *collector, uint64_t sequence);
 /* Ends one watch that is due. Returns the replies, with the second completion; NULL: none is. */

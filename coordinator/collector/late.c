@@ -38,14 +38,6 @@ void cox_collector_watch_late(struct cox_collector *collector, const struct cox_
     collector->late_count++;
 }
 
-void cox_collector_note_late_reply(struct cox_collector *collector, uint64_t sequence,
-                                   uint32_t rank)
-{
-    struct cox_late_request *late = late_of(collector, sequence);
-    if (late->sequence == sequence)
-        cox_rank_set_add(&late->replied, rank);
-}
-
 bool cox_collector_watches_late(const struct cox_collector *collector, uint64_t sequence)
 {
     /* acquire: partner is cox_collector_stop. After a stop the goodbye may use any frame, and no
@@ -165,7 +157,9 @@ COX_HOT int cox_collector_drop_late(struct cox_collector *collector, uint64_t *r
                 collector_consume(collector, entry, rank);
                 collector->stats.counts.late_replies++;
                 collector->rank_stats[rank].late_replies++;
-                cox_collector_note_late_reply(collector, sequence, rank);
+                struct cox_late_request *request = late_of(collector, sequence);
+                if (request->sequence == sequence)
+                    cox_rank_set_add(&request->replied, rank);
             } else if (!collector_dead(collector, rank) && late < 0) {
                 late = (int)rank;
                 *ret_sequence = sequence;

@@ -585,7 +585,7 @@ static bool executor_say_finalize(struct cox_executor *executor, struct cox_coll
         if (cox_wire_request_pack(&request, frame, capacity, &length) == 0)
             cox_collector_commit(collector, &entry, length);
         else
-            cox_collector_abort(collector);
+            pthread_mutex_unlock(&collector->lock);
         said = true;
     }
     pthread_mutex_unlock(&collector->submit_lock);

@@ -224,13 +224,6 @@ static inline bool cox_executor_sees_left(struct cox_executor *executor, uint32_
                                    cox_state_left(&executor->control, rank)) > 0;
 }
 
-/* Counts the successful restart of a dead rank. */
-static inline void cox_executor_count_restart(struct cox_executor *executor, uint32_t rank)
-{
-    /* release: the incarnation was counted before; partner is cox_rank_invariant. */
-    atomic_fetch_add_explicit(&executor->ranks[rank].restarts, 1, memory_order_release);
-}
-
 /* The calling thread is inside until exit, which is the cleanup of the variable that enter returns.
  */
 static inline struct cox_executor *cox_executor_enter(struct cox_executor *executor)

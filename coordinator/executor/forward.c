@@ -162,14 +162,13 @@ int cox_executor_forward(struct cox_executor *executor, const struct cox_transpo
         r = cox_collector_begin(collector, &entry, err);
     if (r == 0 && request->type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT) {
         pthread_mutex_unlock(&collector->lock);
-        r = cox_arena_init(&arena, 0, UINT64_C(64) << 20);
-        if (r == 0)
-            r = forward_init(executor, request, &arena, &message, err);
+        cox_arena_init(&arena, 0, UINT64_C(64) << 20); /* without memory: cannot fail */
+        r = forward_init(executor, request, &arena, &message, err);
         if (r == 0 && message)
             payload = (struct cox_payload){.request = message};
         pthread_mutex_lock(&collector->lock);
         if (r)
-            cox_collector_abort(collector);
+            pthread_mutex_unlock(&collector->lock);
     }
     if (r == 0)
         r = cox_executor_pack(collector, &payload, &entry, err);
@@ -186,7 +185,12 @@ void cox_executor_end_forwarded(struct cox_executor *executor, enum cox_channel_
 void cox_executor_cancel_steps(struct cox_executor *executor, enum cox_channel_id channel,
                                uint64_t through)
 {
-    cox_collector_cancel_steps(&executor->collectors[channel], through);
+    struct cox_collector *collector = &executor->collectors[channel];
+    struct cox_layout_channel_state *words = cox_state_channel(&executor->control, channel);
+    pthread_mutex_lock(&collector->lock);
+    if (cox_state_void_through(words) < through)
+        cox_state_set_void(words, through);
+    pthread_mutex_unlock(&collector->lock);
 }
 
 uint64_t cox_executor_forwarded_through(struct cox_executor *executor, enum cox_channel_id channel)

@@ -199,7 +199,8 @@ static void restart_conclude(struct cox_executor *executor, uint32_t rank)
     record->previous.pid = pid;
     record->previous.incarnation = incarnation;
     cox_executor_note_replaced(executor);
-    cox_executor_count_restart(executor, rank);
+    /* release: the incarnation was counted before; partner is cox_rank_invariant. */
+    atomic_fetch_add_explicit(&record->restarts, 1, memory_order_release);
 }
 
 /* Instead of the last step: no process attached, or not completely, and the rank is dead as before.

@@ -163,9 +163,8 @@ COX_HOT int cox_executor_pack(struct cox_collector *collector, const struct cox_
     if (r == 0)
         cox_collector_commit(collector, entry, length);
     else
-        cox_collector_abort(collector);
-    if (owned)
-        free(owned);
+        pthread_mutex_unlock(&collector->lock);
+    free(owned);
     return r;
 }
 
@@ -190,7 +189,7 @@ COX_HOT static int executor_publish(struct cox_executor *executor,
         r = cox_collector_begin(collector, entry, err);
     if (r == 0 && entry->epoch && entry->epoch != cox_executor_epoch(executor)) {
         /* After begin: a rank that was started again can be asked only after it was counted. */
-        cox_collector_abort(collector);
+        pthread_mutex_unlock(&collector->lock);
         r = cox_fail(err, COX_STALE,
                      "%s: ranks were started or initialized again since this request was planned",
                      name);

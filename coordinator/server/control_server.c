@@ -701,12 +701,10 @@ static int message_unpack(struct connection *c, const uint8_t *bytes, size_t siz
                           control_request **ret_request)
 {
     const bool alone = size > UNPACK_ALONE_SIZE;
-    int r = cox_arena_init(&c->arena, 0, REQUEST_ARENA_MAX);
-    if (r)
-        return r;
+    cox_arena_init(&c->arena, 0, REQUEST_ARENA_MAX); /* without memory: cannot fail */
     if (alone)
         pthread_mutex_lock(&c->service->unpack_lock);
-    r = cox_wire_control_request_unpack(&c->arena, bytes, size, ret_request);
+    int r = cox_wire_control_request_unpack(&c->arena, bytes, size, ret_request);
     if (!memory_count(c)) {
         cox_arena_deinit(&c->arena);
         r = COX_FULL;
