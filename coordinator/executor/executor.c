@@ -698,7 +698,7 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
     executor_abort(executor);
     cox_executor_close_transport(executor);
     if (executor->supervisor)
-        signalled = cox_supervisor_end(executor->supervisor, 0, started ? term_ms : 0);
+        signalled = cox_supervisor_end(executor->supervisor, started ? term_ms : 0);
     cox_error_channel_stop(&executor->error_channel);
     cox_fault_point(COX_FAULT_STOPPED);
     return signalled;

@@ -78,45 +78,29 @@ static void child_keep_line(void *context, const char *text, size_t size)
     pthread_mutex_unlock(&child->supervisor->lock);
 }
 
-static void child_tell_line(struct cox_child *child, const char *text, bool is_stderr)
+/* Where lines go. */
+struct line_target {
+    struct cox_child *child;
+    /* 1: standard error */
+    int stream;
+    /* the last lines have them already */
+    bool kept;
+};
+
+static void child_line(void *context, const char *text, size_t size)
 {
-    struct cox_supervisor *s = child->supervisor;
+    const struct line_target *target = context;
+    struct cox_supervisor *s = target->child->supervisor;
+    if (!target->kept)
+        child_keep_line(target->child, text, size);
     if (s->hooks.line)
-        s->hooks.line(s->hooks.context, child->rank, is_stderr, text);
+        s->hooks.line(s->hooks.context, target->child->rank, target->stream == 1, text);
 }
-
-/* For lines that are recorded already. */
-static void child_tell_stdout(void *context, const char *text, size_t size)
-{
-    (void)size;
-    child_tell_line(context, text, false);
-}
-
-static void child_tell_stderr(void *context, const char *text, size_t size)
-{
-    (void)size;
-    child_tell_line(context, text, true);
-}
-
-static const cox_output_line_fn stream_tells[2] = {child_tell_stdout, child_tell_stderr};
-
-static void child_stdout_line(void *context, const char *text, size_t size)
-{
-    child_keep_line(context, text, size);
-    child_tell_line(context, text, false);
-}
-
-static void child_stderr_line(void *context, const char *text, size_t size)
-{
-    child_keep_line(context, text, size);
-    child_tell_line(context, text, true);
-}
-
-static const cox_output_line_fn stream_lines[2] = {child_stdout_line, child_stderr_line};
 
 void cox_child_read(struct cox_child *child, int stream)
 {
-    cox_output_read(&child->streams[stream], stream_lines[stream], child);
+    struct line_target target = {.child = child, .stream = stream};
+    cox_output_read(&child->streams[stream], child_line, &target);
 }
 
 /* Returns false if it cannot be reaped yet. ret_info stays empty if the status is not known now. */
@@ -155,12 +139,14 @@ static void child_tell_rest(struct cox_child *child, struct rest rest[2])
 {
     for (int stream = 0; stream < 2; stream++) {
         struct cox_output *output = &child->streams[stream];
+        struct line_target target = {
+            .child = child, .stream = stream, .kept = rest[stream].bytes != NULL};
         if (!rest[stream].bytes) {
-            cox_output_drain(output, stream_lines[stream], child);
+            cox_output_drain(output, child_line, &target);
             continue;
         }
-        cox_output_feed(output, rest[stream].bytes, rest[stream].size, stream_tells[stream], child);
-        cox_output_finish(output, stream_tells[stream], child);
+        cox_output_feed(output, rest[stream].bytes, rest[stream].size, child_line, &target);
+        cox_output_finish(output, child_line, &target);
         free(rest[stream].bytes);
     }
 }
@@ -169,7 +155,7 @@ int cox_child_kill(struct cox_child *child)
 {
     struct cox_supervisor *s = child->supervisor;
     if (child->node[0]) {
-        if (s->hooks.kill && !cox_child_is_dead(child))
+        if (s->hooks.kill && !cox_rank_is_dead(child->record))
             s->hooks.kill(s->hooks.context, child->rank);
         return 0;
     }
@@ -321,11 +307,6 @@ void cox_child_reap(struct cox_child *child)
     cox_rank_move(child->record, COX_STAGE_REPORTED);
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
-}
-
-bool cox_child_is_dead(struct cox_child *child)
-{
-    return cox_rank_is_dead(child->record);
 }
 
 /* The fds to poll; poll skips negative ones, of what has ended. Under the lock: adopt, and with

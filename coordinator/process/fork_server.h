@@ -31,7 +31,7 @@
 
 #include <sys/types.h>
 
-/* Fds that a worker gets besides its standard ones, at most. */
+/* Fds that a worker gets besides its standard ones, at most, however it is started. */
 #define COX_FORK_SERVER_FD_COUNT_MAX 30
 
 struct cox_fork_request {

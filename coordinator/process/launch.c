@@ -32,9 +32,6 @@
 /* Of the new process, until exec: for its function and system calls. */
 #define CHILD_STACK_SIZE (64 * 1024)
 
-_Static_assert(COX_LAUNCH_FD_COUNT_MAX <= COX_FORK_SERVER_FD_COUNT_MAX,
-               "a fork server hands over all that exec would");
-
 struct pipe {
     int read_fd;
     int write_fd;
@@ -301,18 +298,15 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
 
 /* Everything that a new process needs, made before the fork. */
 struct launch {
-    pid_t coordinator;
+    const struct cox_launch_plan *plan;
     uint32_t rank;
-    const char *program;
-    const char *working_directory;
-    bool mark;
     struct cox_strings argv;
     struct cox_strings envp;
     struct pipe streams[2];
     /* close-on-exec: nothing arrives when the program was executed */
     struct pipe report;
     /* copies with numbers above those they get in the child */
-    int fds[COX_LAUNCH_FD_COUNT_MAX];
+    int fds[COX_FORK_SERVER_FD_COUNT_MAX];
     uint32_t fd_count;
 };
 
@@ -340,8 +334,8 @@ static void launch_deinit(struct launch *launch)
 
 static int launch_copy_fd(struct launch *launch, int fd)
 {
-    COX_ASSERT(launch->fd_count < COX_LAUNCH_FD_COUNT_MAX);
-    int copy = fcntl(fd, F_DUPFD_CLOEXEC, FD_FIRST + COX_LAUNCH_FD_COUNT_MAX);
+    COX_ASSERT(launch->fd_count < COX_FORK_SERVER_FD_COUNT_MAX);
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, FD_FIRST + COX_FORK_SERVER_FD_COUNT_MAX);
     if (copy < 0)
         return -errno;
     launch->fds[launch->fd_count++] = copy;
@@ -349,23 +343,20 @@ static int launch_copy_fd(struct launch *launch, int fd)
 }
 
 /* Copies the fds of the group's memory, and then the eventfd of the rank. */
-static int launch_copy_fds(struct launch *launch, const struct cox_launch_plan *plan, uint32_t rank,
-                           const struct cox_launch_incarnation *incarnation)
+static int launch_copy_fds(struct launch *launch, const struct cox_launch_incarnation *incarnation)
 {
     int r = 0;
     for (uint32_t i = 0; r == 0 && i < incarnation->fd_count; i++)
         r = launch_copy_fd(launch, incarnation->fds[i]);
-    return r == 0 && plan->notify_fds ? launch_copy_fd(launch, plan->notify_fds[rank]) : r;
+    const int *notify_fds = launch->plan->notify_fds;
+    return r == 0 && notify_fds ? launch_copy_fd(launch, notify_fds[launch->rank]) : r;
 }
 
 static int launch_init(struct launch *launch, const struct cox_launch_plan *plan, uint32_t rank,
                        const struct cox_launch_incarnation *incarnation)
 {
-    launch->coordinator = plan->coordinator;
+    launch->plan = plan;
     launch->rank = rank;
-    launch->program = plan->program;
-    launch->working_directory = plan->working_directory;
-    launch->mark = plan->mark;
     int32_t device = plan->devices[rank];
     struct cox_strings *argv = &launch->argv;
     for (size_t i = 0; i < plan->command.count; i++)
@@ -405,7 +396,7 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
     if (!r)
         r = pipe_init(&launch->streams[1]);
     if (!r)
-        r = launch_copy_fds(launch, plan, rank, incarnation);
+        r = launch_copy_fds(launch, incarnation);
     return r ? r : pipe_init(&launch->report);
 }
 
@@ -511,22 +502,22 @@ COX_LAUNCH_CHILD static int child_main(void *argument)
     /* Without it a worker could outlive its coordinator, so the launch fails. */
     if (syscall(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0)
         report.error = errno;
-    else if (getppid() != launch->coordinator)
+    else if (getppid() != launch->plan->coordinator)
         child_exit(); /* it died before the signal was armed */
     /* A process group of its own: its children end with it, and keys pressed at the terminal signal
      * the coordinator only. This cannot fail for a new process. */
     setpgid(0, 0);
     cox_fault_point_of(COX_FAULT_LAUNCH_CHILD, (int)launch->rank);
-    if (report.error == 0 && launch->mark)
+    if (report.error == 0 && launch->plan->mark)
         report.error = -child_set_mark();
     if (report.error == 0)
         report.error = -child_arrange_fds(launch, &report_fd);
-    if (report.error == 0 && launch->working_directory &&
-        syscall(SYS_chdir, launch->working_directory) < 0)
+    if (report.error == 0 && launch->plan->working_directory &&
+        syscall(SYS_chdir, launch->plan->working_directory) < 0)
         report = (struct launch_report){.error = errno, .stage = AT_DIRECTORY};
     if (report.error == 0) {
         syscall(SYS_rt_sigprocmask, SIG_SETMASK, &none, NULL, sizeof none);
-        execve(launch->program, launch->argv.items, launch->envp.items);
+        execve(launch->plan->program, launch->argv.items, launch->envp.items);
         report = (struct launch_report){.error = errno, .stage = AT_EXEC};
     }
     long written = syscall(SYS_write, report_fd, &report, sizeof report);
@@ -607,16 +598,16 @@ static void launch_done(struct launch *launch, pid_t pid, struct cox_launched *r
 }
 
 /* Returns false if the rank has no fork server, or it fails. */
-static bool launch_ask(struct launch *launch, const struct cox_launch_plan *plan, uint32_t rank,
-                       struct cox_launched *ret_launched)
+static bool launch_ask(struct launch *launch, struct cox_launched *ret_launched)
 {
-    const int server_fd = plan->fork_server_fds ? plan->fork_server_fds[rank] : -1;
+    const struct cox_launch_plan *plan = launch->plan;
+    const int server_fd = plan->fork_server_fds ? plan->fork_server_fds[launch->rank] : -1;
     if (server_fd < 0)
         return false;
     const struct cox_fork_request request = {
         .server_fd = server_fd,
-        .rank = rank,
-        .mark = launch->mark,
+        .rank = launch->rank,
+        .mark = plan->mark,
         .environment = launch->envp.items,
         .stream_fds = {launch->streams[0].write_fd, launch->streams[1].write_fd},
         .fds = launch->fds,
@@ -628,8 +619,8 @@ static bool launch_ask(struct launch *launch, const struct cox_launch_plan *plan
     int r = cox_fork_server_ask(&request, &pid, &pidfd, &err);
     if (r) {
         cox_log_write(&plan->log, 4,
-                      "rank %u: no process of the fork server: %s; its program is executed", rank,
-                      err.text);
+                      "rank %u: no process of the fork server: %s; its program is executed",
+                      launch->rank, err.text);
         return false;
     }
     /* relaxed: for launch_kill, as the kernel stores it. */
@@ -648,7 +639,7 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
         return cox_fail(
             err, r, "rank %u: preparing its process: %s%s", rank, cox_status_text(r),
             r == -EMFILE ? " (raise ulimit -n: a rank needs 3, and 5 more while it starts)" : "");
-    if (launch_ask(&launch, plan, rank, ret_launched))
+    if (launch_ask(&launch, ret_launched))
         return 0;
     pid_t pid = cox_launch_clone(child_main, &launch, &ret_launched->pidfd);
     if (pid < 0) {

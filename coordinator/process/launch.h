@@ -48,7 +48,7 @@ struct cox_launch_plan {
     /* with the changes of the options, without the COXSWAIN_ variables that the launch sets */
     struct cox_strings environment;
     int32_t devices[COX_RANK_COUNT_MAX];
-    /* the ranks of this machine: COXSWAIN_LOCAL_RANK, COXSWAIN_LOCAL_WORLD_SIZE */
+    /* the ranks that are started here: COXSWAIN_LOCAL_RANK, COXSWAIN_LOCAL_WORLD_SIZE */
     uint32_t local_first, local_count;
     /* of each rank, borrowed; NULL: none */
     const int *notify_fds;
@@ -65,9 +65,6 @@ struct cox_launched {
     /* read ends of standard output and error, O_NONBLOCK */
     int stream_fds[2];
 };
-
-/* Fds that a new process inherits, at most. */
-#define COX_LAUNCH_FD_COUNT_MAX 30
 
 /* Which incarnation of its rank a process is. */
 struct cox_launch_incarnation {

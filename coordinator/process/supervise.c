@@ -65,8 +65,6 @@ static int supervisor_new(const struct cox_supervise_options *options,
         return r;
     }
     s->external = options->external;
-    s->local_first = options->local_first;
-    s->local_count = options->local_count ? options->local_count : s->plan.rank_count;
     s->memory_fds = options->memory_fds;
     s->memory_fd_count = options->memory_fd_count;
     s->polled = calloc(1 + (size_t)4 * s->plan.rank_count, sizeof *s->polled);
@@ -197,7 +195,7 @@ uint64_t cox_supervisor_see_left(struct cox_supervisor *s, uint32_t rank, bool l
 bool cox_supervisor_dead(struct cox_supervisor *s, uint32_t rank, struct cox_exit *ret_how)
 {
     struct cox_child *child = child_of(s, rank);
-    if (!cox_child_is_dead(child))
+    if (!cox_rank_is_dead(child->record))
         return false;
     pthread_mutex_lock(&s->lock);
     if (ret_how)
@@ -210,9 +208,9 @@ bool cox_supervisor_dead(struct cox_supervisor *s, uint32_t rank, struct cox_exi
 static bool child_has_ended(struct cox_child *child)
 {
     if (child->node[0])
-        return cox_child_is_dead(child) || cox_child_remote_ended(child);
+        return cox_rank_is_dead(child->record) || cox_child_remote_ended(child);
     const struct cox_peer peer = {.pid = cox_rank_pid(child->record), .pidfd = child->pidfd};
-    return cox_child_is_dead(child) || (child->pidfd >= 0 && !cox_peer_alive(&peer));
+    return cox_rank_is_dead(child->record) || (child->pidfd >= 0 && !cox_peer_alive(&peer));
 }
 
 bool cox_supervisor_ended(struct cox_supervisor *s, uint32_t rank)
@@ -272,7 +270,7 @@ void cox_supervisor_describe(struct cox_supervisor *s, uint32_t rank, char *buff
 {
     struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    cox_child_describe(child, cox_child_is_dead(child), buffer, buffer_size);
+    cox_child_describe(child, cox_rank_is_dead(child->record), buffer, buffer_size);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -330,7 +328,7 @@ int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uin
 /* Takes the vacant slot, and *fd. node: "": it is on this machine. The lock is held. */
 static int child_register(struct cox_child *child, const char *node, pid_t pid, int *fd)
 {
-    if (cox_child_is_dead(child))
+    if (cox_rank_is_dead(child->record))
         return COX_STATE; /* its lines and its memory are the dead one's until it is released */
     if (cox_rank_stage_of(child->record) != COX_STAGE_VACANT)
         return COX_TAKEN;
@@ -487,7 +485,7 @@ int cox_supervisor_kill(struct cox_supervisor *s, uint32_t rank, pid_t pid)
     int r = 0;
     pthread_mutex_lock(&s->lock);
     bool serves = pid == 0 || cox_rank_pid(child->record) == pid || child->adopted.pid == pid;
-    if (serves && !cox_child_is_dead(child) && child->pidfd >= 0 && child->record->awaited) {
+    if (serves && !cox_rank_is_dead(child->record) && child->pidfd >= 0 && child->record->awaited) {
         if (cox_peer_alive(&child->adopted))
             r = cox_pidfd_signal(child->adopted.pidfd, SIGKILL);
         int killed = cox_child_kill(child);
@@ -517,12 +515,12 @@ int cox_supervisor_await_end(struct cox_supervisor *s, uint32_t rank, uint64_t d
         e = pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
     bool reported = child_is_reported(child);
     pthread_mutex_unlock(&s->lock);
-    return reported
-               ? 0
-               : cox_fail(err, COX_TIMEOUT, "rank %u (pid %d) %s", rank,
-                          cox_rank_pid(child->record),
-                          cox_child_is_dead(child) ? "is dead, but a hook did not return in time"
-                                                   : "is alive still");
+    return reported ? 0
+                    : cox_fail(err, COX_TIMEOUT, "rank %u (pid %d) %s", rank,
+                               cox_rank_pid(child->record),
+                               cox_rank_is_dead(child->record)
+                                   ? "is dead, but a hook did not return in time"
+                                   : "is alive still");
 }
 
 void cox_supervisor_cancel(struct cox_supervisor *s)
@@ -538,7 +536,7 @@ int cox_supervisor_relaunch(struct cox_supervisor *s, uint32_t rank,
                             struct cox_error *err)
 {
     struct cox_child *child = child_of(s, rank);
-    if (!cox_child_is_dead(child))
+    if (!cox_rank_is_dead(child->record))
         return cox_fail(err, COX_STATE, "rank %u (pid %d) is alive", rank,
                         cox_rank_pid(child->record));
     int r = cox_supervisor_await_end(s, rank, deadline_ns, err);
@@ -617,24 +615,25 @@ uint32_t cox_supervisor_signal_all(struct cox_supervisor *s, int number)
             pthread_mutex_unlock(&s->lock);
             continue;
         }
+        const bool dead = cox_rank_is_dead(child->record);
         if (adopted)
             heard = cox_pidfd_signal(child->adopted.pidfd, number) == 0;
         /* A wrapper ends with its child; a worker that ended with its wrapper would have no time to
          * clean up. */
-        if (!cox_child_is_dead(child) && !(adopted && number == SIGTERM) && cox_peer_alive(&peer))
+        if (!dead && !(adopted && number == SIGTERM) && cox_peer_alive(&peer))
             heard = cox_pidfd_signal(child->pidfd, number) == 0 || heard;
         count += heard;
-        if (number == SIGKILL && !cox_child_is_dead(child) && peer.pidfd >= 0)
+        if (number == SIGKILL && !dead && peer.pidfd >= 0)
             cox_child_kill(child);
         pthread_mutex_unlock(&s->lock);
     }
     return count;
 }
 
-static uint32_t supervisor_end_ranks(struct cox_supervisor *s, uint64_t exit_ms, uint64_t term_ms)
+static uint32_t supervisor_end_ranks(struct cox_supervisor *s, uint64_t term_ms)
 {
     cox_supervisor_expect_end(s);
-    if (cox_supervisor_wait(s, cox_deadline_after_ms(exit_ms)) == 0)
+    if (cox_supervisor_wait(s, cox_now_ns()) == 0)
         return 0;
     uint32_t signalled = cox_supervisor_signal_all(s, SIGTERM);
     cox_supervisor_signal_all(s, SIGCONT);
@@ -644,7 +643,7 @@ static uint32_t supervisor_end_ranks(struct cox_supervisor *s, uint64_t exit_ms,
     if (cox_supervisor_wait(s, cox_deadline_after_ms(KILL_PATIENCE_MS)) == 0)
         return signalled;
     for (uint32_t rank = 0; rank < s->plan.rank_count; rank++)
-        if (!cox_child_is_dead(&s->children[rank]))
+        if (!cox_rank_is_dead(s->children[rank].record))
             cox_log_write(
                 &s->log, 3,
                 "rank %u (pid %d) has not ended %d s after SIGKILL: it is held in the kernel, see /proc/%d/stack",
@@ -654,9 +653,9 @@ static uint32_t supervisor_end_ranks(struct cox_supervisor *s, uint64_t exit_ms,
     return signalled;
 }
 
-uint32_t cox_supervisor_end(struct cox_supervisor *s, uint64_t exit_ms, uint64_t term_ms)
+uint32_t cox_supervisor_end(struct cox_supervisor *s, uint64_t term_ms)
 {
-    uint32_t signalled = supervisor_end_ranks(s, exit_ms, term_ms);
+    uint32_t signalled = supervisor_end_ranks(s, term_ms);
     cox_unreaped_end(s);
     return signalled;
 }
@@ -665,7 +664,7 @@ struct cox_supervisor *cox_supervisor_free(struct cox_supervisor *s)
 {
     if (!s)
         return NULL;
-    cox_supervisor_end(s, 0, 0);
+    cox_supervisor_end(s, 0);
     atomic_store_explicit(&s->leaving, true, memory_order_release);
     supervisor_wake(s);
     pthread_join(s->thread, NULL);

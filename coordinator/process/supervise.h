@@ -252,13 +252,13 @@ int cox_supervisor_await_end(struct cox_supervisor *supervisor, uint32_t rank, u
 uint32_t cox_supervisor_signal_all(struct cox_supervisor *supervisor, int signal_number);
 /* Waits until every worker is dead and its death hook has returned. Returns 0 or COX_TIMEOUT. */
 int cox_supervisor_wait(struct cox_supervisor *supervisor, uint64_t deadline_ns);
-/* Ends every worker: waits exit_ms for them to exit by themselves, sends SIGTERM (and SIGCONT, so
- * that stopped ones get it), waits term_ms, sends SIGKILL, and waits until all are reaped. The two
- * times bound it, since SIGKILL cannot be ignored; only a process that is held inside the kernel (a
- * driver) takes longer, and is named in the log after 10 s. And a core that is being written is not
- * cut off while that goes on, which is logged. Returns how many needed SIGTERM or SIGKILL. */
-uint32_t cox_supervisor_end(struct cox_supervisor *supervisor, uint64_t exit_ms, uint64_t term_ms);
-/* end(0, 0) for all that still live, then joins the thread. NULL-safe, returns NULL. */
+/* Ends every worker: sends SIGTERM (and SIGCONT, so that stopped ones get it), waits term_ms, sends
+ * SIGKILL, and waits until all are reaped. That time bounds it, since SIGKILL cannot be ignored;
+ * only a process that is held inside the kernel (a driver) takes longer, and is named in the log
+ * after 10 s. And a core that is being written is not cut off while that goes on, which is logged.
+ * Returns how many needed SIGTERM or SIGKILL. */
+uint32_t cox_supervisor_end(struct cox_supervisor *supervisor, uint64_t term_ms);
+/* end(0) for all that still live, then joins the thread. NULL-safe, returns NULL. */
 struct cox_supervisor *cox_supervisor_free(struct cox_supervisor *supervisor);
 
 #endif

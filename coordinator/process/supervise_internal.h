@@ -104,8 +104,6 @@ struct cox_supervisor {
     atomic_bool ending;
     /* processes are others' children, and come by register */
     bool external;
-    /* the ranks that are started here */
-    uint32_t local_first, local_count;
     /* of the options; start's */
     const int *memory_fds;
     uint32_t memory_fd_count;
@@ -163,8 +161,6 @@ int cox_child_kill(struct cox_child *child);
 void cox_child_set_how(struct cox_child *child, const siginfo_t *info);
 /* In words, of what is known by now. From any thread, with the lock held. */
 void cox_child_describe(struct cox_child *child, bool dead, char *buffer, size_t buffer_size);
-/* From any thread. */
-bool cox_child_is_dead(struct cox_child *child);
 /* The fds that show its end; -1: none is left. */
 void cox_child_polled_fds(struct cox_child *child, int *ret_fd, int *ret_adopted_fd);
 /* Of a rank on another machine: its end was told. With the lock held, from any thread. */

@@ -14,8 +14,8 @@ static int launch_all(struct cox_supervisor *s)
     if (s->external)
         return 0;
     int r = 0;
-    const uint32_t end = s->local_first + s->local_count;
-    for (uint32_t rank = s->local_first; r == 0 && rank < end; rank++) {
+    const uint32_t end = s->plan.local_first + s->plan.local_count;
+    for (uint32_t rank = s->plan.local_first; r == 0 && rank < end; rank++) {
         const struct cox_launch_incarnation first = {
             .number = 1,
             .fds = s->memory_fds ? &s->memory_fds[rank * s->memory_fd_count] : NULL,
@@ -30,11 +30,11 @@ static int launch_all(struct cox_supervisor *s)
 static void launch_undo(struct cox_supervisor *s)
 {
     siginfo_t info;
-    const uint32_t end = s->local_first + s->local_count;
-    for (uint32_t rank = s->local_first; rank < end && cox_rank_pid(s->children[rank].record);
+    const uint32_t end = s->plan.local_first + s->plan.local_count;
+    for (uint32_t rank = s->plan.local_first; rank < end && cox_rank_pid(s->children[rank].record);
          rank++)
         cox_launch_kill_group(cox_rank_pid(s->children[rank].record), s->children[rank].pidfd);
-    for (uint32_t rank = s->local_first; rank < end && cox_rank_pid(s->children[rank].record);
+    for (uint32_t rank = s->plan.local_first; rank < end && cox_rank_pid(s->children[rank].record);
          rank++)
         cox_launch_reap(s->children[rank].pidfd, true, &info);
 }
@@ -53,7 +53,7 @@ static int watch_poll(struct cox_supervisor *s)
         for (int stream = 0; stream < 2; stream++)
             streams[2 * rank + (uint32_t)stream] =
                 (struct pollfd){.fd = child->streams[stream].fd, .events = POLLIN};
-        if (child->reap_until_ns && !cox_child_is_dead(child))
+        if (child->reap_until_ns && !cox_rank_is_dead(child->record))
             timeout_ms = REAP_AGAIN_MS;
     }
     if (s->unreaped_count && timeout_ms < 0)

@@ -37,9 +37,7 @@ COX_LAUNCH_CHILD static int child_main(void *argument)
         start->error = errno;
         syscall(SYS_exit_group, 127);
     }
-#ifdef SYS_close_range
     syscall(SYS_close_range, start->extra_fd >= 0 ? 4 : 3, ~0U, 0);
-#endif
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &none, NULL, sizeof none);
     syscall(SYS_execve, start->program, start->arguments, start->environment);
     start->error = errno;

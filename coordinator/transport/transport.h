@@ -101,8 +101,6 @@ struct cox_transport_stacks {
 };
 
 struct cox_transport {
-    /* sizeof(struct cox_transport) */
-    size_t size;
     void *context;
     /* The ranks were started for an earlier coordinator, and may have loaded what the first init
      * asks for: it is sent as a replay. NULL: false. */

@@ -397,7 +397,6 @@ static void transport_stop(void *context, bool failed)
 void cox_lead_transport_init(struct cox_nodes *nodes)
 {
     nodes->transport = (struct cox_transport){
-        .size = sizeof nodes->transport,
         .context = nodes,
         .continued = transport_continued,
         .start = transport_start,

@@ -91,7 +91,7 @@ TEST(m15_what_a_worker_leaves_behind_ends_with_it)
     assert_int_equal(kill(cox_supervisor_pid(g.supervisor, 0), SIGUSR1), 0);
     assert_true(pidfd_is_dead(pidfds[0], PATIENCE_MS));
     assert_false(pidfd_is_dead(pidfds[2], 0));
-    cox_supervisor_end(g.supervisor, 0, 0);
+    cox_supervisor_end(g.supervisor, 0);
     assert_true(pidfd_is_dead(pidfds[2], PATIENCE_MS));
     for (int i = 0; i < 3; i++)
         close(pidfds[i]);
@@ -206,7 +206,7 @@ TEST(m15_a_wrapped_worker_has_its_grace)
     wrapped_start(
         &w,
         "sh -c 'trap \"sleep 0.2; echo cleaned; exit 0\" TERM; echo pid $$; while :; do sleep 0.01; done'; true");
-    assert_int_equal(cox_supervisor_end(w.group.supervisor, 0, PATIENCE_MS), 1);
+    assert_int_equal(cox_supervisor_end(w.group.supervisor, PATIENCE_MS), 1);
     assert_string_equal(group_line(&w.group, 0, false, 1), "cleaned");
     assert_true(w.group.deaths[0].how.known); /* the wrapper waited for it, and ended by itself */
     assert_int_equal(w.group.deaths[0].how.signal, 0);
@@ -320,7 +320,9 @@ TEST(m15_end_is_bounded_whatever_workers_do)
         group_await_line(&g, rank, false, "ready");
     group_await_death(&g, 0);
     uint64_t start_ns = cox_now_ns();
-    assert_int_equal(cox_supervisor_end(g.supervisor, 50, 1500), 5);
+    cox_supervisor_expect_end(g.supervisor);
+    assert_int_equal(cox_supervisor_wait(g.supervisor, cox_deadline_after_ms(50)), COX_TIMEOUT);
+    assert_int_equal(cox_supervisor_end(g.supervisor, 1500), 5);
     uint64_t took_ns = cox_now_ns() - start_ns;
     assert_true(took_ns >= 1550 * COX_NSEC_PER_MSEC);
     assert_true(took_ns < 15000 * COX_NSEC_PER_MSEC);
@@ -330,7 +332,7 @@ TEST(m15_end_is_bounded_whatever_workers_do)
         assert_int_equal(g.deaths[rank].how.signal, signals[rank]);
     }
     assert_int_equal(g.deaths[5].how.exit_status, 6);
-    assert_int_equal(cox_supervisor_end(g.supervisor, 1000, 1000), 0);
+    assert_int_equal(cox_supervisor_end(g.supervisor, 1000), 0);
 }
 
 TEST(m15_free_ends_all_processes)

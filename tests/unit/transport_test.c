@@ -75,7 +75,6 @@ static void on_stop(void *context, bool failed)
 static void group_start(void)
 {
     static const struct cox_transport transport = {
-        .size = sizeof transport,
         .start = on_start,
         .open = on_open,
         .kill = on_kill,
