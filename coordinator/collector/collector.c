@@ -5,6 +5,7 @@
 #include "channel/recorder/probes.h"
 #include "channel/shm/request.h"
 #include "channel/shm/state.h"
+#include "coordinator/stacks/sentence.h"
 #include "coordinator/transport/transport.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
@@ -121,15 +122,6 @@ COX_HOT int cox_collector_begin(struct cox_collector *collector, struct cox_entr
     return 0;
 }
 
-COX_HOT static uint32_t asked_count(const struct cox_collector *collector,
-                                    const struct cox_rank_set *asked)
-{
-    uint32_t count = 0;
-    for (uint32_t rank = 0; rank < collector->rank_count; rank++)
-        count += cox_rank_set_has(asked, rank);
-    return count;
-}
-
 /* Under submit_lock: the frame is not used again meanwhile. */
 static void collector_transport(struct cox_collector *collector, const struct cox_entry *entry,
                                 size_t length)
@@ -178,7 +170,7 @@ COX_HOT void cox_collector_commit(struct cox_collector *collector, const struct 
             });
     COX_PROBE(request__publish, collector->channel->id, entry->sequence, entry->type, size);
     if (entry->replies)
-        cox_gate_arm(gate, entry->sequence, asked_count(collector, &entry->asked));
+        cox_gate_arm(gate, entry->sequence, cox_rank_set_count(&entry->asked));
     cox_request_publish(collector->channel, entry->sequence,
                         entry->large_size && entry->type == COX_TYPE_OPAQUE ? COX_TYPE_OPAQUE_LARGE
                                                                             : entry->type,

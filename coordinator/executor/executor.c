@@ -13,6 +13,7 @@
 #include "coordinator/collector/reentrancy.h"
 #include "coordinator/collector/report.h"
 #include "coordinator/process/output.h"
+#include "coordinator/stacks/sentence.h"
 #include "coordinator/transport/nodes_library.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
@@ -568,17 +569,14 @@ static bool executor_say_finalize(struct cox_executor *executor, struct cox_coll
         .operation = cox_operation_find(request.execute_type),
         .gather = COX_GATHER_NONE,
     };
-    uint32_t count = 0;
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
         if (cox_executor_has_rank(executor, rank) && !cox_rank_is_dead(&executor->ranks[rank]) &&
             !cox_executor_sees_left(executor, rank) &&
-            !cox_rank_is_detached(&executor->ranks[rank])) {
+            !cox_rank_is_detached(&executor->ranks[rank]))
             cox_rank_set_add(&entry.asked, rank);
-            count++;
-        }
     entry.asked_anywhere = entry.asked;
     pthread_mutex_lock(&collector->submit_lock);
-    bool said = count == 0;
+    bool said = cox_rank_set_count(&entry.asked) == 0;
     size_t capacity, length;
     if (!said && cox_collector_begin(collector, &entry, NULL) == 0) {
         uint8_t *frame = cox_request_frame(collector->channel, entry.sequence, &capacity);
@@ -642,13 +640,10 @@ static void executor_tell_stuck(struct cox_executor *executor)
 {
     struct cox_stacks *stacks = NULL;
     struct cox_rank_set asked = {{0}};
-    uint32_t count = 0;
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-        if (!cox_rank_is_dead(&executor->ranks[rank]) && cox_executor_has_rank(executor, rank)) {
+        if (!cox_rank_is_dead(&executor->ranks[rank]) && cox_executor_has_rank(executor, rank))
             cox_rank_set_add(&asked, rank);
-            count++;
-        }
-    if (!count || executor->options.recorder.stacks == COX_STACKS_ON_REQUEST ||
+    if (!cox_rank_set_count(&asked) || executor->options.recorder.stacks == COX_STACKS_ON_REQUEST ||
         executor->remote.transport ||
         cox_incidents_gather(&executor->incidents, &asked, cox_deadline_after_ms(COX_STACKS_MS),
                              &stacks))

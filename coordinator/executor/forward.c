@@ -3,6 +3,7 @@
 #include "channel/attach/sealed/sealed.h"
 #include "channel/base/idioms.h"
 #include "channel/shm/region.h"
+#include "coordinator/stacks/sentence.h"
 #include "coordinator/transport/transport.h"
 #include "proto/operation.h"
 #include "proto/wire.h"
@@ -136,13 +137,10 @@ int cox_executor_forward(struct cox_executor *executor, const struct cox_transpo
         .asked_anywhere = *request->asked,
     };
     entry.recorded_submit = cox_recorder_submits_time(&collector->recorder, entry.submitted_ns);
-    uint32_t count = 0;
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-        if (cox_rank_set_has(request->asked, rank) && cox_executor_has_rank(executor, rank)) {
+        if (cox_rank_set_has(request->asked, rank) && cox_executor_has_rank(executor, rank))
             cox_rank_set_add(&entry.asked, rank);
-            count++;
-        }
-    if (count == 0)
+    if (cox_rank_set_count(&entry.asked) == 0)
         return cox_fail(err, COX_INVALID, "the request asks no rank of this machine");
     struct cox_payload payload = {.bytes = request->bytes,
                                   .memory = request->memory,

@@ -25,7 +25,6 @@ struct verdict {
     const struct line *first;
     /* They have not entered it; wait in it, or in another one of its number; have completed it. */
     struct cox_rank_set missing, waiting, other, past;
-    uint32_t missing_count, other_count, past_count;
     const char *other_operation;
 };
 
@@ -69,13 +68,10 @@ static void verdict_make(const struct line *lines, uint32_t count, const char *g
             continue;
         if (line->entered < verdict.first->waits) {
             cox_rank_set_add(&verdict.missing, line->rank);
-            verdict.missing_count++;
         } else if (line->waits != verdict.first->waits) {
             cox_rank_set_add(&verdict.past, line->rank);
-            verdict.past_count++;
         } else if (strcmp(line->operation, verdict.first->operation) != 0) {
             cox_rank_set_add(&verdict.other, line->rank);
-            verdict.other_count++;
             verdict.other_operation = line->operation;
         } else {
             cox_rank_set_add(&verdict.waiting, line->rank);
@@ -87,6 +83,9 @@ static void verdict_make(const struct line *lines, uint32_t count, const char *g
 static void verdict_append(const struct verdict *verdict, char *text, size_t size)
 {
     const struct line *first = verdict->first;
+    const uint32_t missing_count = cox_rank_set_count(&verdict->missing);
+    const uint32_t other_count = cox_rank_set_count(&verdict->other);
+    const uint32_t past_count = cox_rank_set_count(&verdict->past);
     char name[2 * NAME_SIZE] = "", what[4 * NAME_SIZE];
     /* The default group has a name that says nothing, and new_group gives no better one unasked. */
     if (strcmp(first->what, "default_pg") != 0)
@@ -96,28 +95,28 @@ static void verdict_append(const struct verdict *verdict, char *text, size_t siz
                      : first->what);
     snprintf(what, sizeof what, "%s %" PRIu64 "%s", first->operation, first->waits, name);
     cox_sentence_append(text, size, "PyTorch: ");
-    if (verdict->missing_count) {
+    if (missing_count) {
         cox_sentence_append_ranks(text, size, &verdict->missing);
         cox_sentence_append(text, size, " never entered %s; ", what);
     }
-    if (verdict->other_count) {
+    if (other_count) {
         cox_sentence_append_ranks(text, size, &verdict->other);
-        if (verdict->other_count == 1)
+        if (other_count == 1)
             cox_sentence_append(text, size, " waits in %s %" PRIu64 "; ", verdict->other_operation,
                                 first->waits);
         else
             cox_sentence_append(text, size, " wait in others of number %" PRIu64 "; ",
                                 first->waits);
     }
-    if (verdict->past_count) {
+    if (past_count) {
         cox_sentence_append_ranks(text, size, &verdict->past);
-        cox_sentence_append(text, size, "%s completed %s; ",
-                            verdict->past_count == 1 ? " has" : " have", what);
+        cox_sentence_append(text, size, "%s completed %s; ", past_count == 1 ? " has" : " have",
+                            what);
     }
     cox_sentence_append_ranks(text, size, &verdict->waiting);
     cox_sentence_append(text, size, " wait%s in %s; ",
-                        cox_sentence_rank_count(&verdict->waiting) == 1 ? "s" : "",
-                        verdict->missing_count + verdict->past_count ? "it" : what);
+                        cox_rank_set_count(&verdict->waiting) == 1 ? "s" : "",
+                        missing_count + past_count ? "it" : what);
 }
 
 int cox_collectives_append(const struct cox_stacks *stacks, char *text, size_t size)
@@ -138,7 +137,7 @@ int cox_collectives_append(const struct cox_stacks *stacks, char *text, size_t s
             if (earlier < i)
                 continue;
             verdict_make(lines, count, lines[i].group, &verdict);
-            if (!verdict.first || (verdict.missing_count > 0) != missing)
+            if (!verdict.first || (cox_rank_set_count(&verdict.missing) > 0) != missing)
                 continue;
             verdict_append(&verdict, text, size);
             told++;

@@ -37,6 +37,6 @@ void cox_sentence_append_set(char *text, size_t size, const struct cox_rank_set 
 
 void cox_sentence_append_ranks(char *text, size_t size, const struct cox_rank_set *ranks)
 {
-    cox_sentence_append(text, size, cox_sentence_rank_count(ranks) == 1 ? "rank " : "ranks ");
+    cox_sentence_append(text, size, cox_rank_set_count(ranks) == 1 ? "rank " : "ranks ");
     cox_sentence_append_set(text, size, ranks);
 }
