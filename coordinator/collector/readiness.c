@@ -58,12 +58,8 @@ void cox_readiness_close(struct cox_readiness *readiness)
 
 void cox_readiness_signal(struct cox_readiness *readiness)
 {
-    const uint64_t one = 1;
-    if (!cox_readiness_is_open(readiness))
-        return;
-    /* The counter cannot overflow in practice. */
-    const ssize_t written = write(readiness->event_fd, &one, sizeof one);
-    (void)written;
+    if (cox_readiness_is_open(readiness))
+        cox_eventfd_signal(readiness->event_fd);
 }
 
 void cox_readiness_clear(struct cox_readiness *readiness)

@@ -23,11 +23,10 @@ static ExecuteRequest request_of(Coxswain__ExecuteType type)
     return request;
 }
 
-static struct cox_submit_options submit_all(uint64_t deadline_ns)
+static struct cox_submit_options options_of(enum cox_gather gather, uint64_t deadline_ns)
 {
-    return (struct cox_submit_options){.size = sizeof(struct cox_submit_options),
-                                       .gather = COX_GATHER_ALL,
-                                       .deadline_ns = deadline_ns};
+    return (struct cox_submit_options){
+        .size = sizeof(struct cox_submit_options), .gather = gather, .deadline_ns = deadline_ns};
 }
 
 /* ---- requests without reply ---- */
@@ -41,9 +40,7 @@ int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids, 
     ExecuteRequest request = request_of(TYPE(TEXT_GENERATOR_CLEANUP));
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_TEXT_GENERATOR_CLEANUP_REQUEST;
     request.text_generator_cleanup_request = &cleanup;
-    struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                         .gather = COX_GATHER_NONE,
-                                         .deadline_ns = deadline_ns};
+    struct cox_submit_options options = options_of(COX_GATHER_NONE, deadline_ns);
     return cox_executor_call(executor, &request, &options, NULL, NULL, err);
 }
 
@@ -53,9 +50,7 @@ int cox_executor_link(struct cox_executor *executor, const Coxswain__PDLinkReque
     ExecuteRequest request = request_of(TYPE(PD_LINK));
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PD_LINK_REQUEST;
     request.pd_link_request = (Coxswain__PDLinkRequest *)(uintptr_t)link;
-    struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                         .gather = COX_GATHER_NONE,
-                                         .deadline_ns = deadline_ns};
+    struct cox_submit_options options = options_of(COX_GATHER_NONE, deadline_ns);
     return cox_executor_call(executor, &request, &options, NULL, NULL, err);
 }
 
@@ -205,7 +200,7 @@ int cox_executor_link_status(struct cox_executor *executor, uint64_t deadline_ns
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PD_LINK_STATUS_REQUEST;
     request.pd_link_status_request = &query;
     struct link_reader reader = {.err = err};
-    struct cox_submit_options options = submit_all(deadline_ns);
+    struct cox_submit_options options = options_of(COX_GATHER_ALL, deadline_ns);
     int r = cox_executor_call(executor, &request, &options, link_read_replies, &reader, err);
     if (r == 0)
         r = reader.status;
@@ -315,7 +310,7 @@ int cox_executor_pull_kv(struct cox_executor *executor, const Coxswain__PullKVRe
         ExecuteRequest request = request_of(TYPE(KV_TRANSFER));
         request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
         request.pull_kv_request = (Coxswain__PullKVRequest *)(uintptr_t)pull;
-        struct cox_submit_options options = submit_all(deadline_ns);
+        struct cox_submit_options options = options_of(COX_GATHER_ALL, deadline_ns);
         r = cox_executor_call(executor, &request, &options, pull_read_replies, &reader, err);
     }
     if (r == 0)
@@ -396,7 +391,7 @@ int cox_executor_lora_results(struct cox_executor *executor,
     for (uint32_t rank = 0; rank < rank_count; rank++)
         ret_results[rank] = (struct cox_lora_result){.status = -1};
     struct lora_reader reader = {.results = ret_results, .err = err};
-    struct cox_submit_options options = submit_all(deadline_ns);
+    struct cox_submit_options options = options_of(COX_GATHER_ALL, deadline_ns);
     int r = cox_executor_call(executor, &request, &options, lora_read_replies, &reader, err);
     if (r == 0)
         r = reader.status;

@@ -97,7 +97,17 @@ static int transport_attach(struct cox_executor *executor, uint32_t rank, const 
 }
 
 static void transport_died(struct cox_executor *executor, uint32_t rank, const char *text,
-                           bool known, int signal, int exit_status);
+                           bool known, int signal, int exit_status)
+{
+    const struct cox_exit how = {.known = known, .signal = signal, .exit_status = exit_status};
+    pthread_mutex_lock(&executor->transport_lock);
+    if (executor->remote_ends[rank] >= 0) {
+        cox_supervisor_set_remote_end(executor->supervisor, rank, &how, text);
+        cox_eventfd_signal(executor->remote_ends[rank]);
+        cox_close_fd(&executor->remote_ends[rank]);
+    }
+    pthread_mutex_unlock(&executor->transport_lock);
+}
 
 static void transport_failed(struct cox_executor *executor, uint32_t rank, const char *node,
                              const char *text)
@@ -115,21 +125,6 @@ static void transport_failed(struct cox_executor *executor, uint32_t rank, const
     cox_close_fd(&kept_fd);
     pthread_mutex_unlock(&executor->transport_lock);
     transport_died(executor, rank, text, false, 0, -1);
-}
-
-static void transport_died(struct cox_executor *executor, uint32_t rank, const char *text,
-                           bool known, int signal, int exit_status)
-{
-    const struct cox_exit how = {.known = known, .signal = signal, .exit_status = exit_status};
-    const uint64_t one = 1;
-    pthread_mutex_lock(&executor->transport_lock);
-    if (executor->remote_ends[rank] >= 0) {
-        cox_supervisor_set_remote_end(executor->supervisor, rank, &how, text);
-        ssize_t written = write(executor->remote_ends[rank], &one, sizeof one);
-        (void)written; /* it is readable in any case */
-        cox_close_fd(&executor->remote_ends[rank]);
-    }
-    pthread_mutex_unlock(&executor->transport_lock);
 }
 
 /* A request without a reply is done once it was taken, and all before it are done. transport_lock
@@ -248,9 +243,7 @@ static int reply_take(struct cox_executor *executor, enum cox_channel_id id, uin
     /* As a rank does that has an eventfd. */
     if (executor->notify_fds[rank] >= 0 &&
         cox_state_notifies(cox_state_channel(&executor->control, id))) {
-        const uint64_t one = 1;
-        ssize_t written = write(executor->notify_fds[rank], &one, sizeof one);
-        (void)written; /* a full counter is as readable as one */
+        cox_eventfd_signal(executor->notify_fds[rank]);
     }
     return r;
 }
@@ -278,8 +271,7 @@ static void transport_line(struct cox_executor *executor, uint32_t rank, bool is
 
 static void transport_fault(struct cox_executor *executor, int32_t rank, const char *text)
 {
-    if (executor->error_channel.report)
-        executor->error_channel.report(executor->error_channel.context, rank, text);
+    executor->error_channel.report(executor->error_channel.context, rank, text);
 }
 
 static const struct cox_transport_host transport_host = {

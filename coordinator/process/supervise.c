@@ -155,13 +155,6 @@ int cox_supervisor_start(const struct cox_supervise_options *options,
     return r;
 }
 
-static void supervisor_wake(struct cox_supervisor *s)
-{
-    const uint64_t one = 1;
-    ssize_t written = write(s->stop_fd, &one, sizeof one);
-    (void)written; /* a full counter is as readable as one */
-}
-
 static struct cox_child *child_of(struct cox_supervisor *s, uint32_t rank)
 {
     COX_ASSERT(rank < s->plan.rank_count);
@@ -252,7 +245,7 @@ void cox_supervisor_see_dump(struct cox_supervisor *s, uint32_t rank)
     }
     pthread_mutex_unlock(&s->lock);
     if (dumping)
-        supervisor_wake(s);
+        cox_eventfd_signal(s->stop_fd);
 }
 
 size_t cox_supervisor_last_lines(struct cox_supervisor *s, uint32_t rank, char *buffer,
@@ -321,7 +314,7 @@ int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uin
     }
     pthread_mutex_unlock(&s->lock);
     if (r == 0)
-        supervisor_wake(s);
+        cox_eventfd_signal(s->stop_fd);
     return r;
 }
 
@@ -354,7 +347,7 @@ int cox_supervisor_register(struct cox_supervisor *s, uint32_t rank, pid_t pid, 
     r = child_register(child_of(s, rank), "", pid, &peer.pidfd);
     pthread_mutex_unlock(&s->lock);
     if (r == 0)
-        supervisor_wake(s);
+        cox_eventfd_signal(s->stop_fd);
     return r;
 }
 
@@ -367,7 +360,7 @@ int cox_supervisor_register_remote(struct cox_supervisor *s, uint32_t rank, cons
     int r = child_register(child_of(s, rank), node, pid, &fd);
     pthread_mutex_unlock(&s->lock);
     if (r == 0)
-        supervisor_wake(s);
+        cox_eventfd_signal(s->stop_fd);
     return r;
 }
 
@@ -553,7 +546,7 @@ int cox_supervisor_relaunch(struct cox_supervisor *s, uint32_t rank,
         return cox_fail(err, COX_TIMEOUT, "rank %u: another rank is being started", rank);
     }
     s->relaunch = &own;
-    supervisor_wake(s);
+    cox_eventfd_signal(s->stop_fd);
     /* Once begun it belongs to the thread until done; a process that does not execute its program
      * by then is killed. */
     while (!own.done) {
@@ -666,7 +659,7 @@ struct cox_supervisor *cox_supervisor_free(struct cox_supervisor *s)
         return NULL;
     cox_supervisor_end(s, 0);
     atomic_store_explicit(&s->leaving, true, memory_order_release);
-    supervisor_wake(s);
+    cox_eventfd_signal(s->stop_fd);
     pthread_join(s->thread, NULL);
     supervisor_destroy(s);
     return NULL;

@@ -6,6 +6,14 @@
 
 #include <string.h>
 
+#define TIMEOUT_MS_MAX 3600000
+
+uint64_t cox_control_reply_deadline(bool given, uint64_t timeout_ms, uint64_t default_ms)
+{
+    const uint64_t ms = given ? timeout_ms : default_ms;
+    return cox_deadline_after_ms(ms < TIMEOUT_MS_MAX ? ms : TIMEOUT_MS_MAX);
+}
+
 struct CoxswainControl__Error *cox_control_reply_error(struct cox_arena *arena, int code,
                                                        const char *text)
 {

@@ -64,6 +64,8 @@ int cox_control_reply_links(const struct cox_control_source *source, const contr
 /* NULL: no memory. */
 struct CoxswainControl__Error *cox_control_reply_error(struct cox_arena *arena, int code,
                                                        const char *text);
+/* Of a request with a timeout, at most an hour. */
+uint64_t cox_control_reply_deadline(bool given, uint64_t timeout_ms, uint64_t default_ms);
 /* Fills in a histogram. name: static storage. */
 void cox_control_reply_phase(struct CoxswainControl__PhaseStatus *message, const char *name,
                              const struct cox_phase_stats *stats, struct cox_arena *arena);

@@ -11,18 +11,11 @@
 #include <string.h>
 
 #define TIMEOUT_MS_DEFAULT 10000
-#define TIMEOUT_MS_MAX 3600000
 
 typedef CoxswainControl__LinkState link_message;
 
 /* The descriptor of a message. */
 #define TYPE(name) &coxswain_control__##name##__descriptor
-
-static uint64_t deadline_of(bool given, uint64_t timeout_ms)
-{
-    uint64_t ms = given ? timeout_ms : TIMEOUT_MS_DEFAULT;
-    return cox_deadline_after_ms(ms < TIMEOUT_MS_MAX ? ms : TIMEOUT_MS_MAX);
-}
 
 /* ---- lists of links ---- */
 
@@ -129,7 +122,8 @@ static int kv_info_make(const struct cox_control_source *source,
 static int link_change(const struct cox_control_source *source,
                        const CoxswainControl__LinkRequest *request, struct cox_error *err)
 {
-    uint64_t deadline_ns = deadline_of(request->has_timeout_ms, request->timeout_ms);
+    uint64_t deadline_ns = cox_control_reply_deadline(request->has_timeout_ms, request->timeout_ms,
+                                                      TIMEOUT_MS_DEFAULT);
     if (request->has_remote_info == (request->unlink != NULL))
         return cox_fail(err, COX_INVALID, "a link needs either a group or one to unlink");
     return request->unlink
@@ -145,9 +139,11 @@ static int link_status_make(const struct cox_control_source *source,
     CoxswainControl__LinkStatusReply *message = cox_message_new(arena, TYPE(link_status_reply));
     struct cox_group_link *list;
     size_t count;
-    int r = cox_group_links_status(source->phase.links,
-                                   deadline_of(request->has_timeout_ms, request->timeout_ms), &list,
-                                   &count, err);
+    int r =
+        cox_group_links_status(source->phase.links,
+                               cox_control_reply_deadline(request->has_timeout_ms,
+                                                          request->timeout_ms, TIMEOUT_MS_DEFAULT),
+                               &list, &count, err);
     if (r)
         return r;
     if (message)
@@ -176,8 +172,10 @@ int cox_control_reply_links(const struct cox_control_source *source, const contr
         r = link_change(source, request->link, err);
         break;
     default:
-        r = cox_group_links_set_role(source->phase.links, role->role,
-                                     deadline_of(role->has_timeout_ms, role->timeout_ms), err);
+        r = cox_group_links_set_role(
+            source->phase.links, role->role,
+            cox_control_reply_deadline(role->has_timeout_ms, role->timeout_ms, TIMEOUT_MS_DEFAULT),
+            err);
     }
     reply->reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE;
     reply->done = cox_message_new(arena, TYPE(done));

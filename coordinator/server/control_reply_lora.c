@@ -9,7 +9,6 @@
 #include <stdlib.h>
 
 #define TIMEOUT_MS_DEFAULT 60000
-#define TIMEOUT_MS_MAX 3600000
 
 #define NO_ADAPTERS "this group has no LoRA adapters: the program that serves it manages none"
 
@@ -61,9 +60,8 @@ static int adapters_add(const struct cox_control_source *source, struct cox_aren
 static int order_run(const struct cox_control_source *source, const lora_request *request,
                      struct cox_arena *arena, lora_reply *reply)
 {
-    uint64_t timeout_ms = request->has_timeout_ms ? request->timeout_ms : TIMEOUT_MS_DEFAULT;
-    uint64_t deadline_ns =
-        cox_deadline_after_ms(timeout_ms < TIMEOUT_MS_MAX ? timeout_ms : TIMEOUT_MS_MAX);
+    uint64_t deadline_ns = cox_control_reply_deadline(request->has_timeout_ms, request->timeout_ms,
+                                                      TIMEOUT_MS_DEFAULT);
     struct cox_error error = {0};
     _cox_cleanup_(cox_free_ptr) struct cox_lora_result *results =
         calloc(cox_executor_rank_count(source->phase.executor), sizeof *results);

@@ -12,7 +12,6 @@
 #include <stdlib.h>
 
 #define TIMEOUT_MS_DEFAULT 60000
-#define TIMEOUT_MS_MAX 3600000
 #define COMMAND_RESTART 5
 
 typedef CoxswainControl__RecoverRequest recover_request;
@@ -149,9 +148,8 @@ int cox_control_reply_recover(const struct cox_control_source *source,
     if (request->has_rank && request->rank >= rank_count)
         return cox_fail(err, COX_INVALID, "there is no rank %" PRIu32 ": the group has %" PRIu32,
                         request->rank, rank_count);
-    uint64_t timeout_ms = request->has_timeout_ms ? request->timeout_ms : TIMEOUT_MS_DEFAULT;
-    uint64_t deadline_ns =
-        cox_deadline_after_ms(timeout_ms < TIMEOUT_MS_MAX ? timeout_ms : TIMEOUT_MS_MAX);
+    uint64_t deadline_ns = cox_control_reply_deadline(request->has_timeout_ms, request->timeout_ms,
+                                                      TIMEOUT_MS_DEFAULT);
     recover_reply *reply = cox_message_new(arena, &coxswain_control__recover_reply__descriptor);
     if (!reply || !(reply->ranks = cox_arena_alloc(arena, rank_count * sizeof *reply->ranks)))
         return -ENOMEM;

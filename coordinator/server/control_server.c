@@ -911,9 +911,8 @@ struct cox_control_server *cox_control_server_free(struct cox_control_server *se
 {
     if (!service)
         return NULL;
-    const uint64_t one = 1;
-    while (service->end_fd >= 0 && write(service->end_fd, &one, sizeof one) < 0 && errno == EINTR)
-        ;
+    if (service->end_fd >= 0)
+        cox_eventfd_signal(service->end_fd);
     for (size_t i = 0; i < SLOT_COUNT; i++)
         if (service->connections[i].used && !service->connections[i].spare)
             pthread_join(service->connections[i].thread, NULL);

@@ -21,11 +21,9 @@ int cox_incidents_open(struct cox_incidents *incidents, struct cox_error *err)
 
 void cox_incidents_close(struct cox_incidents *incidents)
 {
-    const uint64_t one = 1;
     if (!incidents->targets || incidents->cancel_fd < 0)
         return;
-    const ssize_t written = write(incidents->cancel_fd, &one, sizeof one);
-    (void)written; /* a full counter is as readable as one */
+    cox_eventfd_signal(incidents->cancel_fd);
     pthread_mutex_lock(&incidents->lock);
     incidents->stopping = true;
     pthread_cond_broadcast(&incidents->changed);
