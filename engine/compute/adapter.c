@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ALIGNMENT_FLOATS (COX_WEIGHTS_ALIGNMENT / sizeof(float))
 #define CONFIG_SIZE_MAX ((size_t)1 << 20)
 /* Limit of the numbers, of the scale, and of their product. Real adapters are far below it, and
  * below it no row overflows on the way to its logits. A step with a row that overflows would fail
@@ -40,11 +39,6 @@ struct matrix {
     /* from one piece to the next */
     uint64_t stride;
 };
-
-static uint64_t align(uint64_t length)
-{
-    return (length + ALIGNMENT_FLOATS - 1) / ALIGNMENT_FLOATS * ALIGNMENT_FLOATS;
-}
 
 /* ---- the configuration ---- */
 
@@ -84,18 +78,6 @@ static int read_modules(const json_t *root, const char *path, struct description
 
 #define VALUE_TEXT_SIZE 65
 
-/* As JSON, if that is short. */
-static const char *value_text(const json_t *value, char text[VALUE_TEXT_SIZE])
-{
-    const size_t size =
-        json_dumpb(value, text, VALUE_TEXT_SIZE - 1, JSON_ENCODE_ANY | JSON_COMPACT);
-
-    if (size == 0 || size >= VALUE_TEXT_SIZE)
-        return "a long value";
-    text[size] = '\0';
-    return text;
-}
-
 /* The key must be absent, null or that word: any other value asks for something unsupported. */
 static int expect_word(const json_t *root, const char *path, const char *key, const char *word,
                        struct cox_error *err)
@@ -107,7 +89,7 @@ static int expect_word(const json_t *root, const char *path, const char *key, co
     if (!value || json_is_null(value) || (found && strcmp(found, word) == 0))
         return 0;
     return cox_fail(err, COX_INVALID, "%s: %s is %s; expected \"%s\"", path, key,
-                    value_text(value, text), word);
+                    cox_json_text(value, text, sizeof(text)), word);
 }
 
 static int expect_false(const json_t *root, const char *path, const char *key,
@@ -120,7 +102,7 @@ static int expect_false(const json_t *root, const char *path, const char *key,
         return 0;
     return cox_fail(err, COX_INVALID,
                     "%s: %s is %s; this worker computes only adapters without it (false)", path,
-                    key, value_text(value, text));
+                    key, cox_json_text(value, text, sizeof(text)));
 }
 
 /* Refuses options that mean other arithmetic with the same tensors. */
@@ -215,19 +197,20 @@ static void matrices_of(const struct cox_model_config *config, const struct cox_
     const struct cox_slices slices = cox_share_slices(config, share);
     const uint32_t first = slices.first, count = slices.count;
 
-    *a = (struct matrix){rank, hidden, rank, hidden, 0, 1, hidden, align(padded * hidden)};
+    *a = (struct matrix){rank, hidden, rank, hidden, 0, 1, hidden, 0};
     switch (projection) {
     case COX_PROJECTION_QUERY:
-        *b = (struct matrix){heads, rank, piece, rank, first, count, padded, align(piece * padded)};
+        *b = (struct matrix){heads, rank, piece, rank, first, count, padded, 0};
         break;
     case COX_PROJECTION_OUTPUT:
-        *a = (struct matrix){rank, heads, rank, piece, first, count, piece, align(padded * piece)};
-        *b = (struct matrix){hidden, rank, hidden, rank, 0, 1, padded, align(hidden * padded)};
+        *a = (struct matrix){rank, heads, rank, piece, first, count, piece, 0};
+        *b = (struct matrix){hidden, rank, hidden, rank, 0, 1, padded, 0};
         break;
     default:
-        *b =
-            (struct matrix){kv, rank, dim, rank, own.first, own.count, padded, align(dim * padded)};
+        *b = (struct matrix){kv, rank, dim, rank, own.first, own.count, padded, 0};
     }
+    a->stride = cox_weights_align(padded * a->leading);
+    b->stride = cox_weights_align(b->piece_rows * b->leading);
 }
 
 static void lay_out(struct cox_adapter *adapter, const struct cox_model_config *config,

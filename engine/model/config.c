@@ -26,18 +26,6 @@ static bool is_absent(const json_t *value)
     return !value || json_is_null(value);
 }
 
-/* The value as JSON text for an error, truncated. */
-static const char *value_text(const json_t *value, char *text, size_t size)
-{
-    size_t n = json_dumpb(value, text, size - 1, JSON_ENCODE_ANY | JSON_COMPACT);
-
-    if (n < size)
-        text[n] = '\0';
-    if (n == 0 || n >= size)
-        memcpy(text, "a long value", sizeof("a long value"));
-    return text;
-}
-
 static int check_integer(const struct reader *reader, const char *key, const json_t *value,
                          int64_t min, int64_t max, int64_t *ret_number)
 {
@@ -47,8 +35,8 @@ static int check_integer(const struct reader *reader, const char *key, const jso
         json_integer_value(value) > max)
         return cox_fail(reader->err, COX_INVALID,
                         "%s: %s%s is %s; allowed: an integer from %lld to %lld", reader->path,
-                        reader->prefix, key, value_text(value, text, sizeof(text)), (long long)min,
-                        (long long)max);
+                        reader->prefix, key, cox_json_text(value, text, sizeof(text)),
+                        (long long)min, (long long)max);
     *ret_number = json_integer_value(value);
     return 0;
 }
@@ -88,7 +76,7 @@ static int check_real(const struct reader *reader, const char *key, const json_t
     /* Written so that a NaN is refused too, in case a parser accepts one. */
     if (!json_is_number(value) || !(number >= min && number <= max))
         return cox_fail(reader->err, COX_INVALID, "%s: %s%s is %s; allowed: a number from %g to %g",
-                        reader->path, reader->prefix, key, value_text(value, text, sizeof(text)),
+                        reader->path, reader->prefix, key, cox_json_text(value, text, sizeof(text)),
                         min, max);
     *ret_number = number;
     return 0;
@@ -113,7 +101,7 @@ static int read_bool(const struct reader *reader, const char *key, bool *ret_val
 
     if (!is_absent(value) && !json_is_boolean(value))
         return cox_fail(reader->err, COX_INVALID, "%s: %s is %s; allowed: true or false",
-                        reader->path, key, value_text(value, text, sizeof(text)));
+                        reader->path, key, cox_json_text(value, text, sizeof(text)));
     *ret_value = json_is_true(value);
     return 0;
 }
@@ -128,7 +116,7 @@ static int expect_word(const struct reader *reader, const char *key, const char 
 
     if (!is_absent(value) && (!found || (strcmp(found, word) != 0 && strcmp(found, other) != 0)))
         return cox_fail(reader->err, COX_INVALID, "%s: %s is %s; this worker computes only \"%s\"",
-                        reader->path, key, value_text(value, text, sizeof(text)), word);
+                        reader->path, key, cox_json_text(value, text, sizeof(text)), word);
     return 0;
 }
 
@@ -140,7 +128,7 @@ static int refuse(const struct reader *reader, const char *key, const json_t *va
 
     return cox_fail(reader->err, COX_INVALID,
                     "%s: %s%s is %s; this worker computes only models without it (%s)",
-                    reader->path, reader->prefix, key, value_text(value, text, sizeof(text)),
+                    reader->path, reader->prefix, key, cox_json_text(value, text, sizeof(text)),
                     expected);
 }
 
@@ -197,7 +185,7 @@ static int read_rope_type(const struct reader *reader, enum cox_rope_type *ret_t
     else
         return cox_fail(reader->err, COX_INVALID,
                         "%s: %s%s is %s; this worker computes only \"default\" and \"llama3\"",
-                        reader->path, reader->prefix, key, value_text(type, text, sizeof(text)));
+                        reader->path, reader->prefix, key, cox_json_text(type, text, sizeof(text)));
     return 0;
 }
 
@@ -276,7 +264,7 @@ static int read_rope(const struct reader *top, struct cox_model_config *config)
     else if (!json_is_object(rope.root))
         return cox_fail(top->err, COX_INVALID, "%s: %.*s is %s; allowed: an object, or null",
                         top->path, (int)strlen(rope.prefix) - 1, rope.prefix,
-                        value_text(rope.root, text, sizeof(text)));
+                        cox_json_text(rope.root, text, sizeof(text)));
     r = expect_whole_heads(top);
     if (!r && rope.root)
         r = expect_whole_heads(&rope);

@@ -109,6 +109,17 @@ int cox_json_load(const char *path, size_t size_max, json_t **ret_root, struct c
     return cox_json_parse(text, (size_t)size, path, "content", ret_root, err);
 }
 
+const char *cox_json_text(const json_t *value, char *text, size_t size)
+{
+    size_t n = json_dumpb(value, text, size - 1, JSON_ENCODE_ANY | JSON_COMPACT);
+
+    if (n < size)
+        text[n] = '\0';
+    if (n == 0 || n >= size)
+        memcpy(text, "a long value", sizeof("a long value"));
+    return text;
+}
+
 void cox_json_unref(json_t **root)
 {
     json_decref(*root);

@@ -50,6 +50,10 @@ int cox_json_parse(const char *text, size_t size, const char *path, const char *
  */
 int cox_json_load(const char *path, size_t size_max, json_t **ret_root, struct cox_error *err);
 
+/* Writes the value as JSON into text, for an error; "a long value" if that needs more than
+ * size - 1 bytes. size is at least 13. Returns text. */
+const char *cox_json_text(const json_t *value, char *text, size_t size);
+
 /* Faults in the files of a model are invalid input of the user, not the fault of a process that
  * reads them. So codes for faulty bytes become COX_INVALID; COX_NOT_FOUND and all others stay.
  * Returns the code, which is also err's. */

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "channel/base/hash.h"
@@ -43,58 +42,20 @@ struct cox_tokenizer {
     int32_t bos;
 };
 
-static void json_unref(json_t **root)
-{
-    json_decref(*root);
-}
-
-static void close_filep(FILE **file)
-{
-    if (*file)
-        fclose(*file);
-}
-
-/* Reads a JSON object. With O_NONBLOCK a FIFO of that name is opened and refused, instead of
- * blocking. */
+/* Reads a JSON object of the folder. */
 static int json_read(const char *path, json_t **ret_root, struct cox_error *err)
 {
-    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    struct stat info;
-    if (fd < 0 && (errno == ENOENT || errno == ENOTDIR))
-        return cox_fail(err, COX_NOT_FOUND,
+    struct cox_error why = {0};
+    int r = cox_json_load(path, JSON_SIZE_MAX, ret_root, &why);
+    if (r == COX_NOT_FOUND)
+        return cox_fail(err, r,
                         "%s does not exist: a model folder has config.json, model.safetensors and, "
                         "for prompts as text, tokenizer.json; without that, prompts are token ids "
                         "(--tokens)",
                         path);
-    if (fd < 0 || fstat(fd, &info) < 0) {
-        int r = -errno;
-        cox_fail(err, r, "cannot open %s: %s", path, cox_status_text(r));
-        return cox_file_blame(r, err);
-    }
-    if (!S_ISREG(info.st_mode))
-        return cox_fail(err, COX_CORRUPT, "%s is not a regular file", path);
-    if ((uint64_t)info.st_size > JSON_SIZE_MAX)
-        return cox_fail(err, COX_TOO_LARGE, "%s has %lld bytes; at most %zu are allowed", path,
-                        (long long)info.st_size, JSON_SIZE_MAX);
-
-    _cox_cleanup_(close_filep) FILE *file = fdopen(fd, "r");
-    if (!file) {
-        int r = -errno;
-        return cox_fail(err, r, "cannot read %s: %s", path, cox_status_text(r));
-    }
-    cox_steal_fd(&fd);
-    json_error_t error;
-    _cox_cleanup_(json_unref) json_t *root = json_loadf(file, JSON_REJECT_DUPLICATES, &error);
-    /* The parser has a text for every mistake in the input, but none when it is out of memory. */
-    if (!root && !error.text[0])
-        return cox_fail(err, -ENOMEM, "no memory to read %s", path);
-    if (!root)
-        return cox_fail(err, COX_CORRUPT, "%s is not valid JSON: %s (line %d, column %d)", path,
-                        error.text, error.line, error.column);
-    if (!json_is_object(root))
-        return cox_fail(err, COX_CORRUPT, "%s is JSON but not an object", path);
-    *ret_root = cox_steal_ptr(&root);
-    return 0;
+    if (r)
+        cox_fail(err, r, "%s", why.text);
+    return r < 0 ? cox_file_blame(r, err) : r;
 }
 
 /* Reads one UTF-8 character. Returns its bytes, 0 at the end of text, -1 for invalid bytes,
@@ -242,7 +203,7 @@ int cox_tokenizer_load(const char *folder, struct cox_tokenizer **ret_tokenizer,
                        struct cox_error *err)
 {
     char path[PATH_MAX];
-    _cox_cleanup_(json_unref) json_t *root = NULL;
+    _cox_cleanup_(cox_json_unref) json_t *root = NULL;
     int r = path_make(path, folder, "tokenizer.json", err);
     if (!r)
         r = json_read(path, &root, err);
@@ -400,7 +361,7 @@ static int config_number(const char *folder, const char *key, uint32_t *ret_numb
                          struct cox_error *err)
 {
     char path[PATH_MAX];
-    _cox_cleanup_(json_unref) json_t *root = NULL;
+    _cox_cleanup_(cox_json_unref) json_t *root = NULL;
     int r = config_read(folder, path, &root, err);
     if (r)
         return r;
@@ -432,7 +393,7 @@ int cox_eos_load(const char *folder, int32_t *ret_tokens, uint32_t *ret_count,
                  struct cox_error *err)
 {
     char path[PATH_MAX];
-    _cox_cleanup_(json_unref) json_t *root = NULL;
+    _cox_cleanup_(cox_json_unref) json_t *root = NULL;
     int r = config_read(folder, path, &root, err);
     if (r)
         return r;

@@ -8,8 +8,6 @@
 
 #include "channel/base/idioms.h"
 
-#define ALIGNMENT_FLOATS (COX_WEIGHTS_ALIGNMENT / sizeof(float))
-
 /* Vocabulary slices are padded to a multiple of this, to avoid tails in the matrix kernels. */
 #define VOCAB_SLICE_MULTIPLE 16u
 
@@ -17,11 +15,6 @@
 #define BAND_LENGTH (UINT64_C(64) << 10)
 
 static const struct cox_share whole;
-
-static uint64_t align(uint64_t length)
-{
-    return (length + ALIGNMENT_FLOATS - 1) / ALIGNMENT_FLOATS * ALIGNMENT_FLOATS;
-}
 
 /* Reserves count pieces at *used and advances it. */
 static uint64_t place(uint64_t *used, uint64_t count, uint64_t stride)
@@ -40,15 +33,15 @@ struct cox_weights_layout cox_weights_share_layout(const struct cox_model_config
     const uint32_t slice_count = cox_slice_count(config);
     const uint64_t slice_heads = config->head_count / slice_count;
     const uint32_t column_slice = (config->intermediate_size + slice_count - 1) / slice_count;
-    const uint64_t norm = align(hidden);
+    const uint64_t norm = cox_weights_align(hidden);
     const struct cox_slices own = cox_share_slices(config, share);
     struct cox_weights_layout layout = {
         .slice_first = own.first,
         .slice_count = own.count,
         .kv_heads = cox_share_kv_heads(config, share),
-        .head_stride = align(slice_heads * config->head_dim * hidden),
-        .kv_stride = align(config->head_dim * hidden),
-        .column_stride = align(column_slice * hidden),
+        .head_stride = cox_weights_align(slice_heads * config->head_dim * hidden),
+        .kv_stride = cox_weights_align(config->head_dim * hidden),
+        .column_stride = cox_weights_align(column_slice * hidden),
         .column_slice = column_slice,
     };
     const uint64_t slices = layout.slice_count, kv_heads = layout.kv_heads.count;
@@ -58,7 +51,7 @@ struct cox_weights_layout cox_weights_share_layout(const struct cox_model_config
     layout.vocab_slice = (layout.vocab_slice + VOCAB_SLICE_MULTIPLE - 1) / VOCAB_SLICE_MULTIPLE *
                          VOCAB_SLICE_MULTIPLE;
     layout.vocab_padded = layout.vocab_slice * slice_count;
-    layout.vocab_stride = align(layout.vocab_slice * hidden);
+    layout.vocab_stride = cox_weights_align(layout.vocab_slice * hidden);
 
     layout.embedding = place(&used, slices, layout.vocab_stride);
     layout.output =
@@ -174,7 +167,7 @@ static int read_norm(const struct cox_checkpoint *checkpoint, const char *name, 
     int r = cox_checkpoint_read(checkpoint, name, &hidden, 1, memory, err);
 
     if (!r)
-        memset(memory + hidden, 0, (size_t)(align(hidden) - hidden) * sizeof(float));
+        memset(memory + hidden, 0, (size_t)(cox_weights_align(hidden) - hidden) * sizeof(float));
     return r;
 }
 

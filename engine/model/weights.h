@@ -83,6 +83,14 @@ struct cox_weights_layout cox_weights_layout(const struct cox_model_config *conf
 struct cox_weights_layout cox_weights_share_layout(const struct cox_model_config *config,
                                                    const struct cox_share *share);
 
+/* Floats of a piece of this length with the padding behind it. */
+static inline uint64_t cox_weights_align(uint64_t length)
+{
+    const uint64_t step = COX_WEIGHTS_ALIGNMENT / sizeof(float);
+
+    return (length + step - 1) / step * step;
+}
+
 static inline uint64_t cox_weights_size(const struct cox_weights_layout *layout)
 {
     return layout->length * sizeof(float);
