@@ -103,13 +103,12 @@ static int create_kv_blocks(struct cox_cache *cache, struct cox_error *err)
     return 0;
 }
 
-int cox_cache_new(const struct cox_cache_geometry *geometry, void *memory,
-                  struct cox_cache **ret_cache, struct cox_error *err)
+int cox_cache_new(const struct cox_cache_geometry *geometry, struct cox_cache **ret_cache,
+                  struct cox_error *err)
 {
     _cox_cleanup_(cox_cache_freep) struct cox_cache *cache = NULL;
     int r;
 
-    COX_ASSERT((uintptr_t)memory % COX_CACHE_ALIGNMENT == 0);
     r = check_geometry(geometry, err);
     if (r)
         return r;
@@ -118,12 +117,9 @@ int cox_cache_new(const struct cox_cache_geometry *geometry, void *memory,
         return cox_fail(err, COX_NO_SPACE, "KV cache: no memory");
     cache->geometry = *geometry;
     cache->block_length = (size_t)(cox_cache_block_size(geometry) / sizeof(float));
-    cache->blocks = memory;
-    if (!memory) {
-        r = create_kv_blocks(cache, err);
-        if (r)
-            return r;
-    }
+    r = create_kv_blocks(cache, err);
+    if (r)
+        return r;
     if (geometry->swap_block_count) {
         r = allocate(cox_cache_block_size(geometry), geometry->swap_block_count, "host",
                      &cache->host_blocks, err);

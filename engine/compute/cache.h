@@ -21,11 +21,10 @@
  *   and kv_blocks at the same time, for blocks that no step accesses meanwhile. The coordinator
  *   decides which: a wrong decision gives wrong keys and values, but no crash.
  *   Users are atomic, so that of two threads that take the same block one may detect it.
- * Ownership: the object owns the host blocks, and the blocks unless the caller lent memory for
- *   them. Every block id is input from the coordinator and is checked, in all builds.
+ * Ownership: the object owns the blocks and the host blocks. Every block id is input from the
+ *   coordinator and is checked, in all builds.
  * Blocks (threads): nothing. Other groups that read the blocks delay no step.
- * If the process dies: blocks in lent memory keep what was written so far. Own blocks live until
- *   the last process unmaps them.
+ * If the process dies: the blocks live until the last process unmaps them.
  */
 #ifndef COX_WORKER_MODEL_CACHE_H
 #define COX_WORKER_MODEL_CACHE_H
@@ -58,17 +57,15 @@ struct cox_cache;
 /* Bytes of one block. */
 uint64_t cox_cache_block_size(const struct cox_cache_geometry *geometry);
 
-/* memory is NULL, or block_count blocks aligned to COX_CACHE_ALIGNMENT, lent until free. Lent
- * blocks are not KV blocks for other groups, and have no owners. Own memory starts zeroed; lent
- * memory keeps its bytes.
+/* The memory starts zeroed.
  * Returns
  *   0
  *   COX_INVALID: a number outside its range
  *   COX_NO_SPACE: err has the size needed
  *   -errno
  */
-int cox_cache_new(const struct cox_cache_geometry *geometry, void *memory,
-                  struct cox_cache **ret_cache, struct cox_error *err);
+int cox_cache_new(const struct cox_cache_geometry *geometry, struct cox_cache **ret_cache,
+                  struct cox_error *err);
 struct cox_cache *cox_cache_free(struct cox_cache *cache);
 COX_DEFINE_FREEP(struct cox_cache, cox_cache_free);
 
@@ -84,11 +81,12 @@ void *cox_cache_block(struct cox_cache *cache, int64_t block);
 
 /* ---- owners of blocks ---- */
 
-/* NULL: the memory is lent. Lent until free. */
+/* Lent until free. */
 struct cox_kv_blocks *cox_cache_kv_blocks(const struct cox_cache *cache);
 
-/* Removes the owner, so that the block may be written. Returns 0, or COX_INVALID: no such block. */
-int cox_cache_take(struct cox_cache *cache, uint32_t block, struct cox_error *err);
+/* Removes the owner, so that the block may be written. The caller has checked that there is such a
+ * block. */
+void cox_cache_take(struct cox_cache *cache, uint32_t block);
 /* Returns whether the block was taken and not given to a sequence since. */
 bool cox_cache_is_taken(const struct cox_cache *cache, uint32_t block);
 /* Makes the sequence of this user the owner of a taken block; COX_CACHE_UNUSED: it stays

@@ -12,25 +12,20 @@ struct cox_kv_blocks *cox_cache_kv_blocks(const struct cox_cache *cache)
     return cache->kv;
 }
 
-int cox_cache_take(struct cox_cache *cache, uint32_t block, struct cox_error *err)
+void cox_cache_take(struct cox_cache *cache, uint32_t block)
 {
-    if (block >= cache->geometry.block_count)
-        return cox_fail(err, COX_INVALID, "KV block %u does not exist; there are %u", block,
-                        cache->geometry.block_count);
-    if (cache->kv)
-        cox_kv_blocks_take(cache->kv, block);
-    return 0;
+    cox_kv_blocks_take(cache->kv, block);
 }
 
 bool cox_cache_is_taken(const struct cox_cache *cache, uint32_t block)
 {
-    return !cache->kv || cox_kv_blocks_user(cache->kv, block) == COX_CACHE_UNUSED;
+    return cox_kv_blocks_user(cache->kv, block) == COX_CACHE_UNUSED;
 }
 
 void cox_cache_give(struct cox_cache *cache, uint32_t block, uint64_t user)
 {
     /* A block that is not taken was given by another thread, as ordered by a faulty coordinator. */
-    if (!cache->kv || user == COX_CACHE_UNUSED || cox_kv_blocks_give(cache->kv, block, user))
+    if (user == COX_CACHE_UNUSED || cox_kv_blocks_give(cache->kv, block, user))
         return;
     /* release; partner: take_all_written. */
     atomic_fetch_add_explicit(&cache->given, 1, memory_order_release);
@@ -81,20 +76,15 @@ void cox_cache_forget(struct cox_cache *cache, const uint32_t *slots, uint32_t c
 {
     struct forgotten forgotten = {.cache = cache};
 
-    if (!cache->kv)
-        return;
     forgotten_add_slots(&forgotten, slots, count);
     forgotten_flush(&forgotten);
 }
 
 void cox_cache_forget_all(struct cox_cache *cache)
 {
-    if (!cache->kv)
-        return;
     for (uint32_t block = 0; block < cache->geometry.block_count; block++)
         cox_kv_blocks_take(cache->kv, block);
-    if (cache->slots)
-        memset(cache->slots, 0, cache->slot_count * sizeof(*cache->slots));
+    memset(cache->slots, 0, cache->slot_count * sizeof(*cache->slots));
 }
 
 void cox_cache_clear(struct cox_cache *cache)
@@ -197,7 +187,7 @@ int cox_cache_begin(struct cox_cache *cache, const struct cox_batch *batch, stru
 {
     int r = cox_cache_check_moves(cache, batch, err);
 
-    if (!r && cache->kv)
+    if (!r)
         r = take_all_written(cache, batch, err);
     return r ? r : cox_cache_move(cache, batch, err);
 }
@@ -221,8 +211,6 @@ static void give_targets(struct cox_cache *cache, const struct cox_batch *batch,
 
 void cox_cache_end(struct cox_cache *cache, const struct cox_batch *batch)
 {
-    if (!cache->kv)
-        return;
     give_targets(cache, batch, batch->swap_in, batch->swap_in_count);
     give_targets(cache, batch, batch->copy, batch->copy_count);
     for (uint32_t i = 0; i < batch->row_count; i++) {

@@ -12,7 +12,7 @@ struct cox_cache {
     size_t block_length;
     float *blocks;
     float *host_blocks;
-    /* the cache's own blocks; NULL: memory is lent */
+    /* the blocks, with their users */
     struct cox_kv_blocks *kv;
     /* Per slot, the user of the last sequence with a row there; 0: none. Grown to the highest
      * slot. */

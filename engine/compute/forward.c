@@ -664,11 +664,6 @@ int cox_forward_run(struct cox_forward *forward, struct cox_cache *cache,
     return 0;
 }
 
-void cox_forward_set_adapters(struct cox_forward *forward, const struct cox_adapter_source *source)
-{
-    forward->adapters = source ? *source : (struct cox_adapter_source){0};
-}
-
 size_t cox_forward_slice_length_max(const struct cox_forward *forward)
 {
     const size_t hidden = (size_t)forward->row_count_max * forward->config.hidden_size;
@@ -736,7 +731,8 @@ static int allocate_scratch(struct cox_forward *forward, struct cox_error *err)
 
 int cox_forward_new(const struct cox_model_config *config, const struct cox_weights_layout *layout,
                     const float *weights, const struct cox_share *share, uint32_t tile_count_max,
-                    struct cox_forward **ret_forward, struct cox_error *err)
+                    const struct cox_adapter_source *adapters, struct cox_forward **ret_forward,
+                    struct cox_error *err)
 {
     _cox_cleanup_(cox_forward_freep) struct cox_forward *forward = calloc(1, sizeof(*forward));
     int r;
@@ -749,6 +745,7 @@ int cox_forward_new(const struct cox_model_config *config, const struct cox_weig
     forward->layout = *layout;
     forward->weights = weights;
     forward->share = *share;
+    forward->adapters = *adapters;
     r = cox_share_check(config, share, err);
     if (r)
         return r;

@@ -35,7 +35,9 @@
 struct cox_forward;
 
 /* weights: a block with the slices of the share, in its layout, lent until free; the whole model,
- * or only what the share needs. tile_count_max 0: COX_TILE_COUNT_DEFAULT.
+ * or only what the share needs. tile_count_max 0: COX_TILE_COUNT_DEFAULT. adapters, how rows find
+ * those that they name, is copied; what it points to is lent until free. All zero: no row may name
+ * one.
  * Returns
  *   0
  *   COX_INVALID: an impossible share or tile count
@@ -43,13 +45,10 @@ struct cox_forward;
  */
 int cox_forward_new(const struct cox_model_config *config, const struct cox_weights_layout *layout,
                     const float *weights, const struct cox_share *share, uint32_t tile_count_max,
-                    struct cox_forward **ret_forward, struct cox_error *err);
+                    const struct cox_adapter_source *adapters, struct cox_forward **ret_forward,
+                    struct cox_error *err);
 struct cox_forward *cox_forward_free(struct cox_forward *forward);
 COX_DEFINE_FREEP(struct cox_forward, cox_forward_free);
-
-/* How rows find the adapters that they name; NULL: no row may name one. source is copied; what it
- * points to is lent until free. */
-void cox_forward_set_adapters(struct cox_forward *forward, const struct cox_adapter_source *source);
 
 /* The longest slice, in floats, that gather is called with. */
 size_t cox_forward_slice_length_max(const struct cox_forward *forward);

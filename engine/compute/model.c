@@ -11,7 +11,7 @@
 
 struct cox_model {
     struct cox_model_config config;
-    /* NULL when lent */
+    /* NULL: a block is borrowed */
     float *own_weights;
     struct cox_forward *forward;
     struct cox_sampler *sampler;
@@ -40,22 +40,8 @@ static int load_weights(struct cox_model *model, const char *directory, struct c
     if (!model->own_weights)
         return cox_fail(err, COX_NO_SPACE, "%s: no memory for %llu bytes of weights", directory,
                         (unsigned long long)size);
-    return cox_weights_share_fill(&model->config, &model->share, directory, model->own_weights,
-                                  err);
-}
-
-static int check_lent_weights(const struct cox_model *model,
-                              const struct cox_model_options *options, struct cox_error *err)
-{
-    if ((uintptr_t)options->weights % COX_WEIGHTS_ALIGNMENT)
-        return cox_fail(err, COX_INVALID, "the shared weights are not aligned to %d bytes",
-                        COX_WEIGHTS_ALIGNMENT);
-    if (options->weights_size != cox_weights_size(&model->layout))
-        return cox_fail(err, COX_INVALID,
-                        "the shared weights have %llu bytes; config.json implies %llu",
-                        (unsigned long long)options->weights_size,
-                        (unsigned long long)cox_weights_size(&model->layout));
-    return 0;
+    return cox_weights_fill(&model->config, &model->share, directory, model->own_weights, NULL,
+                            NULL, err);
 }
 
 /* Completes a model that has configuration, digest and weights. */
@@ -63,12 +49,11 @@ static int complete(struct cox_model *model, const float *weights,
                     const struct cox_model_options *options, struct cox_error *err)
 {
     int r = cox_forward_new(&model->config, &model->layout, weights, &options->share,
-                            options->tile_count_max, &model->forward, err);
+                            options->tile_count_max, &options->adapters, &model->forward, err);
 
     if (r)
         return r;
     model->adapters = options->adapters;
-    cox_forward_set_adapters(model->forward, &options->adapters);
     return cox_sampler_new(model->config.vocab_size, &model->sampler, err);
 }
 
@@ -84,16 +69,12 @@ static int model_new(const struct cox_model_options *options, const char *what,
     return 0;
 }
 
-static const struct cox_model_options defaults;
-
 int cox_model_load(const char *directory, const struct cox_model_options *options,
                    struct cox_model **ret_model, struct cox_error *err)
 {
     _cox_cleanup_(cox_model_freep) struct cox_model *model = NULL;
     int r;
 
-    if (!options)
-        options = &defaults;
     r = model_new(options, directory, &model, err);
     if (!r)
         r = cox_model_folder_config(directory, &model->config, err);
@@ -101,19 +82,17 @@ int cox_model_load(const char *directory, const struct cox_model_options *option
         r = cox_share_check(&model->config, &options->share, err);
     if (r)
         return r;
-    model->layout = options->weights ? cox_weights_layout(&model->config)
-                                     : cox_weights_share_layout(&model->config, &model->share);
+    model->layout = cox_weights_share_layout(&model->config, &model->share);
     /* The digest is taken before and after: files that changed in between would give the digest of
      * other weights. */
     r = cox_model_digest_folder(directory, &model->digest, err);
     if (!r)
-        r = options->weights ? check_lent_weights(model, options, err)
-                             : load_weights(model, directory, err);
+        r = load_weights(model, directory, err);
     if (!r)
         r = cox_model_digest_verify(directory, model->digest, err);
     r = cox_file_blame(r, err);
     if (!r)
-        r = complete(model, options->weights ? options->weights : model->own_weights, options, err);
+        r = complete(model, model->own_weights, options, err);
     if (r)
         return r;
     *ret_model = cox_steal_ptr(&model);
@@ -127,8 +106,6 @@ int cox_model_borrow(const void *block, uint64_t size, const struct cox_model_op
     struct cox_model_block found;
     int r;
 
-    if (!options)
-        options = &defaults;
     r = cox_model_block_read(block, size, &found, err);
     if (!r)
         r = model_new(options, "a model in a block", &model, err);
@@ -200,13 +177,13 @@ struct cox_cache_geometry cox_model_cache_geometry(const struct cox_model *model
 }
 
 int cox_model_cache_new(const struct cox_model *model, uint32_t block_count, uint32_t block_size,
-                        uint32_t swap_block_count, void *memory, struct cox_cache **ret_cache,
+                        uint32_t swap_block_count, struct cox_cache **ret_cache,
                         struct cox_error *err)
 {
     const struct cox_cache_geometry geometry =
         cox_model_cache_geometry(model, block_count, block_size, swap_block_count);
 
-    return cox_cache_new(&geometry, memory, ret_cache, err);
+    return cox_cache_new(&geometry, ret_cache, err);
 }
 
 /* Checks that the cache was made for this model. */

@@ -2,12 +2,12 @@
  * model: a Llama checkpoint for a worker: load it, create a KV cache for it, compute steps.
  *
  * Threads: load and free on any one thread; step by one thread at a time.
- * Ownership: the model owns its weights unless the options lend them. Caches are separate objects
- *   of the caller.
+ * Ownership: a loaded model owns its weights, a borrowed one uses a block of the caller. Caches are
+ *   separate objects of the caller.
  * Blocks: load reads files; a step blocks only in the caller's gather.
  * Codes: positive ones are those of base.h, explained in err.
- * If the process dies: private memory is gone. Lent memory, weights and KV blocks, keeps its bytes;
- *   its owner frees it.
+ * If the process dies: private memory is gone. A borrowed block keeps its bytes; its owner frees
+ *   it.
  */
 #ifndef COX_WORKER_MODEL_MODEL_H
 #define COX_WORKER_MODEL_MODEL_H
@@ -22,23 +22,18 @@
 
 struct cox_model;
 
-/* All zero: load the weights into private memory, with all slices. Loaded weights are only those of
- * the share: 1/N of the matrices, KV heads that ranks share, and the norms. */
+/* All zero: all slices, and no adapters. */
 struct cox_model_options {
     /* tiles of 8 tokens computed together; 0: COX_TILE_COUNT_DEFAULT */
     uint32_t tile_count_max;
     /* the part of this rank; context is lent until free */
     struct cox_share share;
-    /* A block that cox_weights_fill has filled from the same folder, lent until free; NULL: load.
-     */
-    const float *weights;
-    /* bytes; checked against config.json */
-    uint64_t weights_size;
     /* lent until free; without find no row may name an adapter */
     struct cox_adapter_source adapters;
 };
 
-/* Loads config.json and the weights of a folder. options NULL: all zero. On failure err says which
+/* Loads config.json and the weights of a folder into private memory. Weights are only those of the
+ * share: 1/N of the matrices, KV heads that ranks share, and the norms. On failure err says which
  * file and why.
  * Returns
  *   0
@@ -51,8 +46,7 @@ struct cox_model_options {
 int cox_model_load(const char *directory, const struct cox_model_options *options,
                    struct cox_model **ret_model, struct cox_error *err);
 /* As cox_model_load, with a model's block (engine/model/block.h) instead of a folder. The block is
- * complete, aligned to COX_WEIGHTS_ALIGNMENT, and lent for reading until free. options->weights is
- * ignored.
+ * complete, aligned to COX_WEIGHTS_ALIGNMENT, and lent for reading until free.
  * Returns
  *   0
  *   COX_CORRUPT, COX_VERSION: the block contains no model
@@ -71,7 +65,7 @@ const struct cox_model_config *cox_model_config(const struct cox_model *model);
  * with the same digest. */
 uint64_t cox_model_digest(const struct cox_model *model);
 
-/* Bytes of weights in private memory; 0 when they are lent. */
+/* Bytes of weights in private memory; 0 when they are borrowed. */
 uint64_t cox_model_weights_size(const struct cox_model *model);
 
 /* The KV heads of the share. */
@@ -89,9 +83,9 @@ struct cox_cache_geometry cox_model_cache_geometry(const struct cox_model *model
                                                    uint32_t block_count, uint32_t block_size,
                                                    uint32_t swap_block_count);
 
-/* Creates a cache of that geometry; memory, codes and ownership as in cox_cache_new. */
+/* Creates a cache of that geometry; codes and ownership as in cox_cache_new. */
 int cox_model_cache_new(const struct cox_model *model, uint32_t block_count, uint32_t block_size,
-                        uint32_t swap_block_count, void *memory, struct cox_cache **ret_cache,
+                        uint32_t swap_block_count, struct cox_cache **ret_cache,
                         struct cox_error *err);
 
 /* Computes one step: the block moves of the batch, all its rows, and a token for each row that

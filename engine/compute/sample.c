@@ -107,13 +107,9 @@ int cox_sampling_check(const struct cox_sampling *sampling, struct cox_error *er
 }
 
 /* Divides the positive and multiplies the negative scores of the tokens so far. */
-static int apply_penalty(struct cox_sampler *sampler, float penalty, const int32_t *tokens,
-                         uint32_t token_count, struct cox_error *err)
+static void apply_penalty(struct cox_sampler *sampler, float penalty, const int32_t *tokens,
+                          uint32_t token_count)
 {
-    for (uint32_t i = 0; i < token_count; i++)
-        if (tokens[i] < 0 || (uint32_t)tokens[i] >= sampler->vocab_size)
-            return cox_fail(err, COX_INVALID, "token %u of the sequence is %d; allowed: 0 to %u", i,
-                            tokens[i], sampler->vocab_size - 1);
     for (uint32_t i = 0; i < token_count; i++) {
         uint32_t token = (uint32_t)tokens[i];
         uint64_t bit = UINT64_C(1) << (token % 64);
@@ -128,7 +124,6 @@ static int apply_penalty(struct cox_sampler *sampler, float penalty, const int32
     }
     for (uint32_t i = 0; i < token_count; i++)
         sampler->marked[(uint32_t)tokens[i] / 64] = 0;
-    return 0;
 }
 
 static uint32_t highest(const float *scores, uint32_t count)
@@ -267,7 +262,6 @@ int cox_sampler_draw(struct cox_sampler *sampler, const struct cox_sampling *sam
 {
     const uint32_t vocab_size = sampler->vocab_size;
     uint32_t token;
-    int r;
 
     for (uint32_t i = 0; i < vocab_size; i++)
         if (!isfinite(logits[i]))
@@ -276,11 +270,8 @@ int cox_sampler_draw(struct cox_sampler *sampler, const struct cox_sampling *sam
                 "the logit of token %u is not finite; the weights or the KV cache do not fit this model",
                 i);
     memcpy(sampler->scores, logits, vocab_size * sizeof(logits[0]));
-    if (sampling->repetition_penalty < 1 || sampling->repetition_penalty > 1) {
-        r = apply_penalty(sampler, sampling->repetition_penalty, tokens, token_count, err);
-        if (r)
-            return r;
-    }
+    if (sampling->repetition_penalty < 1 || sampling->repetition_penalty > 1)
+        apply_penalty(sampler, sampling->repetition_penalty, tokens, token_count);
     if (sampling->temperature > 0)
         token = draw_seeded(sampler, sampling, token_count);
     else

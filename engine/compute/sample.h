@@ -29,7 +29,7 @@ COX_DEFINE_FREEP(struct cox_sampler, cox_sampler_free);
 int cox_sampling_check(const struct cox_sampling *sampling, struct cox_error *err);
 
 /* Draws the token that follows tokens[0 .. token_count), from vocab_size logits. sampling must have
- * passed cox_sampling_check.
+ * passed cox_sampling_check, and all tokens are below vocab_size.
  *
  * Order: repetition penalty (on the tokens so far, each once), temperature, top_k, top_p, draw;
  * each as in Hugging Face's generation. Temperature 0 takes the highest logit. In a tie the lower
@@ -37,7 +37,7 @@ int cox_sampling_check(const struct cox_sampling *sampling, struct cox_error *er
  * logprob is the token's under the plain softmax of the logits, before penalty and temperature.
  * Returns
  *   0
- *   COX_INVALID: a logit that is not finite, or a token outside the vocabulary
+ *   COX_INVALID: a logit that is not finite
  */
 int cox_sampler_draw(struct cox_sampler *sampler, const struct cox_sampling *sampling,
                      const int32_t *tokens, uint32_t token_count, const float *logits,

@@ -74,6 +74,7 @@ int cox_model_block_fill(const struct cox_model_config *config, const char *dire
                          bool (*progress)(void *context, uint32_t done, uint32_t count),
                          void *context, struct cox_error *err)
 {
+    const struct cox_share whole = {0};
     float *weights = (float *)((char *)block + COX_MODEL_BLOCK_HEAD_SIZE);
     uint64_t digest;
     int r;
@@ -81,7 +82,7 @@ int cox_model_block_fill(const struct cox_model_config *config, const char *dire
     memset(block, 0, COX_MODEL_BLOCK_HEAD_SIZE);
     r = cox_model_digest_folder(directory, &digest, err);
     if (!r)
-        r = cox_weights_fill(config, directory, weights, progress, context, err);
+        r = cox_weights_fill(config, &whole, directory, weights, progress, context, err);
     if (!r)
         r = cox_model_digest_verify(directory, digest, err);
     if (!r)

@@ -314,10 +314,10 @@ static int check_names(const struct cox_checkpoint *checkpoint,
     return 0;
 }
 
-static int fill(const struct cox_model_config *config, const struct cox_share *share,
-                const char *directory, float *memory,
-                bool (*progress)(void *context, uint32_t done, uint32_t count), void *context,
-                struct cox_error *err)
+int cox_weights_fill(const struct cox_model_config *config, const struct cox_share *share,
+                     const char *directory, float *memory,
+                     bool (*progress)(void *context, uint32_t done, uint32_t count), void *context,
+                     struct cox_error *err)
 {
     _cox_cleanup_(cox_checkpoint_freep) struct cox_checkpoint *checkpoint = NULL;
     const struct cox_weights_layout layout = cox_weights_share_layout(config, share);
@@ -359,17 +359,4 @@ static int fill(const struct cox_model_config *config, const struct cox_share *s
                                 memory + layout.embedding, err)
                    : 0;
     return read_pieces(checkpoint, "lm_head.weight", &vocabulary, memory + layout.output, err);
-}
-
-int cox_weights_fill(const struct cox_model_config *config, const char *directory, float *memory,
-                     bool (*progress)(void *context, uint32_t done, uint32_t count), void *context,
-                     struct cox_error *err)
-{
-    return fill(config, &whole, directory, memory, progress, context, err);
-}
-
-int cox_weights_share_fill(const struct cox_model_config *config, const struct cox_share *share,
-                           const char *directory, float *memory, struct cox_error *err)
-{
-    return fill(config, share, directory, memory, NULL, NULL, err);
 }

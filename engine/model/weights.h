@@ -96,9 +96,10 @@ static inline uint64_t cox_weights_size(const struct cox_weights_layout *layout)
     return layout->length * sizeof(float);
 }
 
-/* Reads the checkpoint of a folder into memory of cox_weights_size bytes, aligned to
- * COX_WEIGHTS_ALIGNMENT, which the caller owns. progress is called before every layer, with the
- * number of those that are read; true ends the fill. NULL: never.
+/* Reads the share's part of every tensor of a folder into memory of cox_weights_size bytes, aligned
+ * to COX_WEIGHTS_ALIGNMENT, which the caller owns. A share of zeros is the whole model. progress is
+ * called before every layer, with the number of those that are read; true ends the fill. NULL:
+ * never.
  * Returns
  *   0
  *   COX_ABORTED: by progress
@@ -107,11 +108,9 @@ static inline uint64_t cox_weights_size(const struct cox_weights_layout *layout)
  *   COX_CORRUPT
  *   -errno
  */
-int cox_weights_fill(const struct cox_model_config *config, const char *directory, float *memory,
+int cox_weights_fill(const struct cox_model_config *config, const struct cox_share *share,
+                     const char *directory, float *memory,
                      bool (*progress)(void *context, uint32_t done, uint32_t count), void *context,
                      struct cox_error *err);
-/* As cox_weights_fill without progress, for a share: only its part of every tensor is read. */
-int cox_weights_share_fill(const struct cox_model_config *config, const struct cox_share *share,
-                           const char *directory, float *memory, struct cox_error *err);
 
 #endif

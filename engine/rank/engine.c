@@ -469,7 +469,7 @@ static int engine_load(struct cox_engine *engine, const struct engine_source *so
                   cox_model_weights_size(engine->model), own.first, own.first + own.count - 1,
                   cox_slice_count(config));
     r = cox_model_cache_new(engine->model, source->block_count, source->block_size,
-                            source->swap_block_count, NULL, &engine->cache, err);
+                            source->swap_block_count, &engine->cache, err);
     if (r) {
         engine_unload(engine);
         return r;

@@ -244,7 +244,7 @@ static int run_all(struct pull_run *run, struct cox_error *err)
     if (r == 0)
         r = run_check(run, err);
     for (uint32_t i = 0; r == 0 && i < pull->count; i++)
-        r = cox_cache_take(run->cache, pull->pairs[i].to, err);
+        cox_cache_take(run->cache, pull->pairs[i].to);
     for (uint32_t i = 0; r == 0 && i < pull->count; i++)
         r = run_copy(run, &pull->pairs[i], err);
     if (r == 0)

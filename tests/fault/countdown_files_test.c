@@ -81,7 +81,10 @@ static void sharded_remove(void)
 
 static struct cox_model *own_model;
 
-CONSTRUCT(model_load, cox_model_load(MODEL, NULL, object, err))
+static const struct cox_model_options no_options;
+static const struct cox_share whole;
+
+CONSTRUCT(model_load, cox_model_load(MODEL, &no_options, object, err))
 DESTROY(model_free, cox_model_freep(object))
 
 /* The weights alone, in memory of the test. */
@@ -94,7 +97,7 @@ static void weights_prepare(void)
     const struct cox_weights_layout layout = cox_weights_layout(&config);
     weights = aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_weights_size(&layout));
     assert_non_null(weights);
-    assert_ok(cox_weights_fill(&config, MODEL, weights, NULL, NULL, test_err()));
+    assert_ok(cox_weights_fill(&config, &whole, MODEL, weights, NULL, NULL, test_err()));
 }
 
 static void weights_restore(void)
@@ -103,13 +106,13 @@ static void weights_restore(void)
     weights = NULL;
 }
 
-CONSTRUCT(weights_fill, cox_weights_fill(&config, MODEL, weights, NULL, NULL, err))
+CONSTRUCT(weights_fill, cox_weights_fill(&config, &whole, MODEL, weights, NULL, NULL, err))
 
 static int forward_new(void *object, struct cox_error *err)
 {
-    const struct cox_share share = {0};
+    const struct cox_adapter_source no_adapters = {0};
     const struct cox_weights_layout layout = cox_weights_layout(&config);
-    return cox_forward_new(&config, &layout, weights, &share, 2, object, err);
+    return cox_forward_new(&config, &layout, weights, &whole, 2, &no_adapters, object, err);
 }
 
 DESTROY(forward_free, cox_forward_freep(object))
@@ -126,10 +129,10 @@ static int cache_new(void *object, struct cox_error *err)
         .block_count = 4,
         .swap_block_count = 4,
     };
-    return cox_cache_new(&geometry, NULL, object, err);
+    return cox_cache_new(&geometry, object, err);
 }
 
-CONSTRUCT(model_cache_new, cox_model_cache_new(own_model, 4, 8, 2, NULL, object, err))
+CONSTRUCT(model_cache_new, cox_model_cache_new(own_model, 4, 8, 2, object, err))
 DESTROY(cache_free, cox_cache_freep(object))
 
 /* Of a model that is smaller than the shipped one. */
@@ -145,9 +148,7 @@ static char adapter_folder[FIXTURE_PATH_SIZE];
 
 static int adapter_load(void *object, struct cox_error *err)
 {
-    const struct cox_share all = {0};
-
-    return cox_adapter_load(adapter_folder, &adapter_model, &all, object, err);
+    return cox_adapter_load(adapter_folder, &adapter_model, &whole, object, err);
 }
 
 DESTROY(adapter_free, cox_adapter_freep(object))

@@ -130,7 +130,7 @@ int main(int argc, char **argv)
                              &err);
     if (!r)
         r = cox_model_cache_new(printer.model, printer.token_count * TABLE_LENGTH, BLOCK_SIZE, 0,
-                                NULL, &printer.cache, &err);
+                                &printer.cache, &err);
     if (!r) {
         printer.logits =
             calloc((size_t)printer.token_count * cox_model_config(printer.model)->vocab_size,

@@ -65,7 +65,7 @@ static _Noreturn void owner_main(void)
     struct cox_cache *cache = NULL;
     struct cox_exporter *exporter = NULL;
     struct cox_handle handle;
-    CHECK(cox_cache_new(&geometry, NULL, &cache, NULL) == 0);
+    CHECK(cox_cache_new(&geometry, &cache, NULL) == 0);
     CHECK(cox_exporter_new(NULL, &exporter, NULL) == 0);
     CHECK(cox_exporter_export(exporter, cox_kv_blocks_info(cox_cache_kv_blocks(cache)).fd, 0, 0,
                               &handle, NULL) == 0);
@@ -75,7 +75,7 @@ static _Noreturn void owner_main(void)
     atomic_store(&board->ready, true);
     for (uint64_t sequence = 1; !atomic_load(&board->stop); sequence++) {
         const uint32_t block = (uint32_t)(sequence % BLOCK_COUNT);
-        CHECK(cox_cache_take(cache, block, NULL) == 0);
+        cox_cache_take(cache, block);
         fill(cox_cache_block(cache, block), sequence, block);
         cox_cache_give(cache, block, sequence);
         atomic_store(&board->present[block], sequence);
@@ -109,7 +109,7 @@ static _Noreturn void reader_main(void)
     struct cox_pulls *pulls = NULL;
     struct cox_cache *cache = NULL;
     struct cox_link *link = attach(&links);
-    CHECK(cox_pulls_new(&pulls) == 0 && cox_cache_new(&geometry, NULL, &cache, NULL) == 0);
+    CHECK(cox_pulls_new(&pulls) == 0 && cox_cache_new(&geometry, &cache, NULL) == 0);
     cox_pulls_open(pulls, cache);
     for (uint32_t i = 0; !atomic_load(&board->readers_stop); i++) {
         const uint32_t block = i % BLOCK_COUNT;

@@ -110,7 +110,7 @@ static int part_open(struct part *part, const char *directory, struct cox_group 
     if (r == 0)
         r = cox_model_load(directory, &options, &part->model, err);
     if (r == 0)
-        r = cox_model_cache_new(part->model, BLOCK_COUNT, BLOCK_SIZE, 0, NULL, &part->cache, err);
+        r = cox_model_cache_new(part->model, BLOCK_COUNT, BLOCK_SIZE, 0, &part->cache, err);
     if (r == 0 && group)
         r = cox_tensor_gather_new(group, cox_model_slice_count(part->model),
                                   cox_model_slice_length_max(part->model), COX_DEADLINE_NEVER,

@@ -78,7 +78,8 @@ TEST(weights_block_is_a_whole_model)
     assert_int_equal((uintptr_t)found.weights % COX_WEIGHTS_ALIGNMENT, 0);
     alone = test_own(aligned_alloc(COX_WEIGHTS_ALIGNMENT, found.weights_size), free);
     assert_non_null(alone);
-    assert_ok(cox_weights_fill(&config, directory, alone, NULL, NULL, test_err()));
+    assert_ok(cox_weights_fill(&config, &(struct cox_share){0}, directory, alone, NULL, NULL,
+                               test_err()));
     assert_memory_equal(alone, found.weights, found.weights_size);
 }
 

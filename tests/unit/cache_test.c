@@ -14,26 +14,17 @@ static const struct cox_cache_geometry small = {
 
 TEST_OWNED(cox_cache_free)
 
-/* The test's own, of lent memory or of its own. */
-static struct cox_cache *cache_of(const struct cox_cache_geometry *geometry, void *memory)
+/* The test's own. */
+static struct cox_cache *cache_of(const struct cox_cache_geometry *geometry)
 {
     struct cox_cache *cache = NULL;
-    assert_ok(cox_cache_new(geometry, memory, &cache, test_err()));
+    assert_ok(cox_cache_new(geometry, &cache, test_err()));
     return test_own(cache, cox_cache_free_owned);
 }
 
 static struct cox_cache *open_cache(void)
 {
-    return cache_of(&small, NULL);
-}
-
-static void *lent_memory(void)
-{
-    const size_t size = (size_t)cox_cache_block_size(&small) * small.block_count;
-    void *memory = aligned_alloc(COX_CACHE_ALIGNMENT, size);
-    assert_non_null(memory);
-    memset(memory, 'x', size);
-    return test_own(memory, free);
+    return cache_of(&small);
 }
 
 /* Every block gets a byte of its own. */
@@ -79,14 +70,6 @@ PLAIN_TEST(blocks_hold_layers_heads_and_positions_apart)
                     }
                 }
     }
-}
-
-PLAIN_TEST(lent_memory_is_used_as_it_is)
-{
-    char *memory = lent_memory();
-    struct cox_cache *cache = cache_of(&small, memory);
-    assert_ptr_equal(cox_cache_block(cache, 0), memory);
-    assert_int_equal(mark_of(cache, 5), 'x');
 }
 
 PLAIN_TEST(moves_follow_their_pairs)
@@ -156,7 +139,7 @@ PLAIN_TEST(host_blocks_have_their_own_count)
     assert_int_equal(MOVE(cache, swap_in, &in, 1, NULL), COX_INVALID);
     assert_int_equal(MOVE(cache, swap_out, &fine, 1, NULL), 0);
     none.swap_block_count = 0;
-    cache = cache_of(&none, NULL);
+    cache = cache_of(&none);
     assert_int_equal(MOVE(cache, swap_out, (&(struct cox_block_pair){0, 0}), 1, NULL), COX_INVALID);
 }
 
@@ -172,9 +155,8 @@ PLAIN_TEST(new_refuses_absurd_geometry)
     bad[4].swap_block_count = UINT32_MAX;
     bad[5].layer_count = 0;
     for (size_t i = 0; i < 6; i++)
-        assert_int_equal(cox_cache_new(&bad[i], NULL, &cache, NULL), COX_INVALID);
-    assert_refused(cox_cache_new(&huge, NULL, &cache, test_err()), COX_NO_SPACE,
-                   "16777216 KV blocks");
+        assert_int_equal(cox_cache_new(&bad[i], &cache, NULL), COX_INVALID);
+    assert_refused(cox_cache_new(&huge, &cache, test_err()), COX_NO_SPACE, "16777216 KV blocks");
     assert_null(cache);
 }
 
@@ -231,15 +213,6 @@ static void step(struct cox_cache *cache, const struct cox_batch *batch)
     cox_cache_end(cache, batch);
 }
 
-PLAIN_TEST(lent_memory_has_no_other_user)
-{
-    struct cox_cache *cache = cache_of(&small, lent_memory());
-    struct one_row one;
-    assert_null(cox_cache_kv_blocks(cache));
-    step(cache, row_of(&one, 7, 0, 0, 0, 6));
-    cox_cache_forget_all(cache);
-}
-
 PLAIN_TEST(p9_blocks_belong_to_a_sequence_once_its_step_has_succeeded)
 {
     struct cox_cache *cache = open_cache();
@@ -278,7 +251,7 @@ PLAIN_TEST(p9_more_sequences_end_at_once_than_are_looked_for_at_a_time)
     uint32_t slots[200];
     struct one_row one;
     many.block_count = 204;
-    struct cox_cache *cache = cache_of(&many, NULL);
+    struct cox_cache *cache = cache_of(&many);
     for (uint32_t i = 0; i < 200; i++) {
         slots[i] = i * 100; /* beyond what there are places for at first */
         step(cache, row_of(&one, 1000 + i, slots[i], (int32_t)i, 0, 1));
@@ -346,14 +319,13 @@ PLAIN_TEST(p9_a_block_that_is_written_has_no_user_whatever_reads_it)
         if (way < 3)
             assert_int_equal(cox_cache_begin(cache, &one.batch, NULL), 0);
         else if (way == 3)
-            assert_int_equal(cox_cache_take(cache, 0, NULL), 0);
+            cox_cache_take(cache, 0);
         else
             cox_cache_clear(cache);
         assert_int_equal(owner_of(cache, 0), COX_CACHE_UNUSED);
         assert_int_equal(copy_of(reader, 0, (uint64_t)id, &mark), COX_STALE);
         assert_int_equal(copy_of(reader, 0, COX_KV_UNUSED, &mark), COX_STALE);
     }
-    assert_int_equal(cox_cache_take(cache, small.block_count, NULL), COX_INVALID);
 }
 
 /* Takes of a block so far, as a reader's own word shows them: what a copy that has begun is stale
@@ -394,7 +366,7 @@ PLAIN_TEST(p9_a_former_block_of_the_sequence_is_begun_by_a_take)
     uint64_t changes;
     for (int32_t block = 1; block < 3;
          block++) { /* first 2, which is the second attempt's no more */
-        assert_int_equal(cox_cache_take(cache, (uint32_t)(3 - block), NULL), 0);
+        cox_cache_take(cache, (uint32_t)(3 - block));
         cox_cache_give(cache, (uint32_t)(3 - block), 7);
     }
     changes = changes_of(cache, 2);
@@ -409,7 +381,7 @@ PLAIN_TEST(p9_a_former_block_of_the_sequence_is_begun_by_a_take)
     step(cache, row_of(&one, 7, 0, 1, 6, 1));
     assert_int_equal(changes_of(cache, 2), changes);
     /* In the middle of a step's positions as well: from the fourth of block 2 into block 3. */
-    assert_int_equal(cox_cache_take(cache, 3, NULL), 0);
+    cox_cache_take(cache, 3);
     cox_cache_give(cache, 3, 7);
     assert_int_equal(cox_cache_begin(cache, row_of(&one, 7, 0, 1, 8, 3), NULL), 0);
     assert_int_equal(owner_of(cache, 2), 7);

@@ -27,6 +27,7 @@ int __wrap_cox_model_digest_folder(const char *directory, uint64_t *ret_digest,
 }
 
 /* The folder of the model that the test has, and the logits after the whole sequence, alone. */
+static const struct cox_model_options none;
 static const char *folder;
 static const float *reference;
 
@@ -142,22 +143,20 @@ static struct cox_model *borrow(const void *block, const struct bench *bench,
     return model;
 }
 
-/* weights NULL: each loads its own; of size 0: they are a block. */
-static void check_ranks(struct bench *bench, uint32_t rank_count, const void *weights,
-                        uint64_t weights_size)
+/* block NULL: each loads its own weights. */
+static void check_ranks(struct bench *bench, uint32_t rank_count, const void *block)
 {
     const struct cox_model_config *config = cox_model_config(bench->model);
     struct bench_group *group = bench_group_new(config, rank_count);
 
     for (uint32_t r = 0; r < rank_count; r++) {
-        const struct cox_model_options options = {
-            .share = group->shares[r], .weights = weights, .weights_size = weights_size};
+        const struct cox_model_options options = {.share = group->shares[r]};
         const struct cox_weights_layout layout = cox_weights_share_layout(config, &options.share);
-        struct cox_model *model = weights && !weights_size ? borrow(weights, bench, &options)
-                                                           : bench_load(folder, &options);
+        struct cox_model *model =
+            block ? borrow(block, bench, &options) : bench_load(folder, &options);
 
         assert_true(cox_model_digest(model) == cox_model_digest(bench->model));
-        assert_int_equal(cox_model_weights_size(model), weights ? 0 : cox_weights_size(&layout));
+        assert_int_equal(cox_model_weights_size(model), block ? 0 : cox_weights_size(&layout));
         group->ranks[r] = bench_new(model);
         bench_add(group->ranks[r], bench->noise, 0, 6, 80);
         bench_add(group->ranks[r], bench->sequence, 0, SEQUENCE_LENGTH, 3);
@@ -196,26 +195,17 @@ static uint32_t next_rank_count(size_t c, uint32_t rank_count)
 
 SHAPES_TEST(s5_logits_same_bits_for_any_number_of_ranks)
 {
-    struct cox_weights_layout layout;
-    float *weights;
-    void *block;
+    void *block = fill_block();
 
-    layout = cox_weights_layout(cox_model_config(bench->model));
-    weights = test_own(aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_weights_size(&layout)), free);
-    assert_int_equal(
-        cox_weights_fill(cox_model_config(bench->model), folder, weights, NULL, NULL, NULL), 0);
-    block = fill_block();
     for (uint32_t rank_count = 1; rank_count; rank_count = next_rank_count(c, rank_count))
-        check_ranks(bench, rank_count, weights, cox_weights_size(&layout));
-    for (uint32_t rank_count = 1; rank_count; rank_count = next_rank_count(c, rank_count))
-        check_ranks(bench, rank_count, block, 0);
+        check_ranks(bench, rank_count, block);
 }
 
 /* Each rank loads what its share needs and nothing else. */
 SHAPES_TEST(s5_logits_same_bits_with_the_weights_of_a_share_alone)
 {
     for (uint32_t rank_count = 1; rank_count; rank_count = next_rank_count(c, rank_count))
-        check_ranks(bench, rank_count, NULL, 0);
+        check_ranks(bench, rank_count, NULL);
 }
 
 /* What is in private memory is 1/N of the whole, but for what must be everywhere. */
@@ -378,7 +368,7 @@ PLAIN_TEST(cache_of_another_model_is_refused)
     geometry = cox_model_cache_geometry(bench->model, BLOCK_COUNT, 4, 0);
     geometry.layer_count++;
     cache = bench->cache;
-    assert_int_equal(cox_cache_new(&geometry, NULL, &bench->cache, NULL), 0);
+    assert_int_equal(cox_cache_new(&geometry, &bench->cache, NULL), 0);
     bench_add(bench, bench->sequence, 0, 1, 0);
     expect_refused(bench, "layers");
     cox_cache_free(cache);
@@ -395,11 +385,10 @@ static void load_fails(const char *directory, const struct cox_model_options *op
 
 PLAIN_TEST(load_refuses_what_cannot_be)
 {
-    const float lent[16] __attribute__((aligned(COX_WEIGHTS_ALIGNMENT))) = {0};
     struct cox_model_options options = {.share = {.rank = 0, .rank_count = 2}};
     const char *directory = test_folder();
 
-    load_fails(directory, NULL, COX_NOT_FOUND, "config.json");
+    load_fails(directory, &none, COX_NOT_FOUND, "config.json");
     fixture_write_model(directory, &fixture_shapes[0], 1, 1);
     load_fails(directory, &options, COX_INVALID, "no gather function");
     options = (struct cox_model_options){.share = {.rank_count = 3, .gather = fixture_exchange}};
@@ -411,8 +400,6 @@ PLAIN_TEST(load_refuses_what_cannot_be)
     load_fails(directory, &options, COX_INVALID, "rank 5 of 1");
     options = (struct cox_model_options){.tile_count_max = COX_TILE_COUNT_MAX + 1};
     load_fails(directory, &options, COX_INVALID, "tile_count_max");
-    options = (struct cox_model_options){.weights = lent, .weights_size = sizeof(lent)};
-    load_fails(directory, &options, COX_INVALID, "shared weights");
 }
 
 /* Ranks that load by themselves tell what they have by the digest alone. */
@@ -422,7 +409,7 @@ PLAIN_TEST(load_refuses_what_changes_meanwhile)
 
     fixture_write_model(directory, &fixture_shapes[0], 1, 1);
     rewrites = true;
-    load_fails(directory, NULL, COX_INVALID, "changed while it was read");
+    load_fails(directory, &none, COX_INVALID, "changed while it was read");
     rewrites = false;
     cox_model_free(bench_load(directory, NULL));
 }
@@ -502,9 +489,9 @@ PLAIN_TEST(weights_of_another_model_are_refused)
         if (cases[i].config == &fixture_shapes[0]) /* the model itself, whose file is gone */
             assert_int_equal(remove(path), 0);
         for (int word = 0; word < 2; word++)
-            assert_refused(
-                cox_weights_fill(cases[i].config, directory, memory, NULL, NULL, test_err()),
-                cases[i].code, cases[i].words[word]);
+            assert_refused(cox_weights_fill(cases[i].config, &(struct cox_share){0}, directory,
+                                            memory, NULL, NULL, test_err()),
+                           cases[i].code, cases[i].words[word]);
     }
 }
 
@@ -524,9 +511,9 @@ PLAIN_TEST(sharded_checkpoint_is_the_same_model)
 
     snprintf(path, sizeof(path), "%s/model-00002-of-00003.safetensors", directory);
     assert_int_equal(remove(path), 0);
-    load_fails(directory, NULL, COX_NOT_FOUND, "model-00002-of-00003");
+    load_fails(directory, &none, COX_NOT_FOUND, "model-00002-of-00003");
     fixture_write(directory, "model.safetensors.index.json", escape, sizeof(escape) - 1);
-    load_fails(directory, NULL, COX_INVALID, "weight_map");
+    load_fails(directory, &none, COX_INVALID, "weight_map");
     fixture_write(directory, "model.safetensors.index.json", "{}", 2);
-    load_fails(directory, NULL, COX_INVALID, "weight_map");
+    load_fails(directory, &none, COX_INVALID, "weight_map");
 }

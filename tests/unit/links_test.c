@@ -34,7 +34,7 @@ static struct remote *remote_new(void)
 {
     struct remote *remote = test_own(calloc(1, sizeof(*remote)), remote_free);
     struct cox_handle handle;
-    assert_ok(cox_cache_new(&geometry, NULL, &remote->cache, test_err()));
+    assert_ok(cox_cache_new(&geometry, &remote->cache, test_err()));
     assert_ok(cox_exporter_new(NULL, &remote->exporter, test_err()));
     assert_ok(cox_exporter_export(remote->exporter,
                                   cox_kv_blocks_info(cox_cache_kv_blocks(remote->cache)).fd, 0, 0,
@@ -350,7 +350,7 @@ static struct side *side_new(void)
     expect_state(links, "A", COX_LINK_SUCCESS, 0, "");
     assert_int_equal(cox_links_take(links, "A", 1, &side->link, NULL), 0);
     assert_int_equal(cox_pulls_new(&side->pulls), 0);
-    assert_int_equal(cox_cache_new(&geometry, NULL, &side->cache, NULL), 0);
+    assert_int_equal(cox_cache_new(&geometry, &side->cache, NULL), 0);
     cox_pulls_open(side->pulls, side->cache);
     for (uint32_t block = 0; block < geometry.block_count; block++) {
         memset(cox_cache_block(remote->cache, block), 'A' + (int)block,
@@ -567,7 +567,7 @@ PLAIN_TEST(p9_a_stale_block_ends_the_pull_and_nothing_is_given)
         struct whole whole;
         char text[40];
         struct side *side = whole_open(&whole);
-        assert_int_equal(cox_cache_take(side->remote->cache, stale, NULL), 0);
+        cox_cache_take(side->remote->cache, stale);
         snprintf(text, sizeof text, "A: block %u belongs to another", stale);
         assert_refused(cox_pulls_run(side->pulls, &whole.pull, test_err()), COX_STALE, text);
         expect_copied(&whole, stale);

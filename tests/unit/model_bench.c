@@ -11,9 +11,10 @@ bool cox_batch_cancelled(const struct cox_batch *batch)
 
 struct cox_model *bench_load(const char *directory, const struct cox_model_options *options)
 {
+    const struct cox_model_options none = {0};
     struct cox_model *model = NULL;
 
-    assert_ok(cox_model_load(directory, options, &model, test_err()));
+    assert_ok(cox_model_load(directory, options ? options : &none, &model, test_err()));
     return model;
 }
 
@@ -21,8 +22,8 @@ void bench_open_cache(struct bench *bench, uint32_t block_size)
 {
     cox_cache_free(bench->cache);
     bench->cache = NULL;
-    assert_ok(cox_model_cache_new(bench->model, BLOCK_COUNT, block_size, 8, NULL, &bench->cache,
-                                  test_err()));
+    assert_ok(
+        cox_model_cache_new(bench->model, BLOCK_COUNT, block_size, 8, &bench->cache, test_err()));
 }
 
 static void bench_free(void *object)

@@ -110,15 +110,13 @@ static int block_check(const struct rank *rank, uint32_t block, struct cox_error
     return 0;
 }
 
-static int block_fill(const struct rank *rank, uint32_t block, struct cox_error *err)
+static void block_fill(const struct rank *rank, uint32_t block)
 {
     uint32_t *words = cox_cache_block(rank->cache, block);
-    int r = cox_cache_take(rank->cache, block, err);
-    for (size_t i = 0; r == 0 && i < PULL_BLOCK_SIZE / sizeof *words; i++)
+    cox_cache_take(rank->cache, block);
+    for (size_t i = 0; i < PULL_BLOCK_SIZE / sizeof *words; i++)
         words[i] = word_of(block, i);
-    if (r == 0)
-        cox_cache_give(rank->cache, block, SOURCE_SEQUENCE);
-    return r;
+    cox_cache_give(rank->cache, block, SOURCE_SEQUENCE);
 }
 
 static int rank_opaque(void *context, const uint8_t *request, size_t size, uint8_t *reply,
@@ -129,7 +127,10 @@ static int rank_opaque(void *context, const uint8_t *request, size_t size, uint8
     int r = 0;
     (void)reply, (void)capacity;
     for (uint32_t b = 0; r == 0 && b < rank->block_count; b++)
-        r = fills ? block_fill(rank, b, err) : block_check(rank, b, err);
+        if (fills)
+            block_fill(rank, b);
+        else
+            r = block_check(rank, b, err);
     *ret_reply_size = 0;
     return r;
 }
@@ -148,7 +149,7 @@ static int rank_run(struct rank *rank, const struct cox_worker_options *options,
     const struct cox_transfer_options transfer = {.cancelled = is_cancelled, .context = rank};
     struct cox_cache_geometry own = geometry;
     own.block_count = rank->block_count;
-    int r = cox_cache_new(&own, NULL, &rank->cache, err);
+    int r = cox_cache_new(&own, &rank->cache, err);
     if (r == 0)
         r = cox_exporter_new(NULL, &rank->exporter, err);
     if (r == 0)
