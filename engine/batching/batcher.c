@@ -840,11 +840,11 @@ void cox_batcher_fail(struct cox_batcher *batcher, int code, const char *text)
     }
 }
 
-/* Removes the sequence of this context from the list. NULL: none. */
-static struct cox_sequence *list_take(struct list *list, const void *context)
+/* Removes the sequence of this id, or, if id is NULL, of this context. NULL: none. */
+static struct cox_sequence *list_take(struct list *list, const int64_t *id, const void *context)
 {
     struct cox_sequence **link = &list->first;
-    while (*link && (*link)->request.context != context)
+    while (*link && (id ? (*link)->id != *id : (*link)->request.context != context))
         link = &(*link)->next;
     struct cox_sequence *sequence = *link;
     if (!sequence)
@@ -879,9 +879,9 @@ static struct retiring *retiring_find(const struct cox_batcher *batcher, int64_t
 void cox_batcher_cancel(struct cox_batcher *batcher, const void *context)
 {
     COX_ASSERT(!batcher->given);
-    struct cox_sequence *sequence = list_take(&batcher->waiting, context);
+    struct cox_sequence *sequence = list_take(&batcher->waiting, NULL, context);
     /* cox_batcher_pull has not returned it, so no pull is under way (cox_batcher_pulling). */
-    if (!sequence && (sequence = list_take(&batcher->pulling, context)))
+    if (!sequence && (sequence = list_take(&batcher->pulling, NULL, context)))
         pulling_leave(batcher, sequence, true);
     for (uint32_t i = 0; !sequence && i < batcher->running_count; i++)
         if (batcher->running[i]->request.context == context) {
@@ -914,27 +914,11 @@ const struct cox_sequence *cox_batcher_pull(struct cox_batcher *batcher)
     return sequence;
 }
 
-/* Removes a sequence from those being pulled. NULL: no such sequence. */
-static struct cox_sequence *pulling_take(struct cox_batcher *batcher, int64_t id)
-{
-    struct cox_sequence **link = &batcher->pulling.first;
-    while (*link && (*link)->id != id)
-        link = &(*link)->next;
-    struct cox_sequence *sequence = *link;
-    if (!sequence)
-        return NULL;
-    *link = sequence->next;
-    if (!*link)
-        batcher->pulling.end = link;
-    batcher->pulling.count--;
-    return sequence;
-}
-
 int cox_batcher_pulled(struct cox_batcher *batcher, int64_t id, enum cox_pull_end end, bool drained,
                        void *report, const struct cox_error *err)
 {
     COX_ASSERT(!batcher->given);
-    struct cox_sequence *sequence = pulling_take(batcher, id);
+    struct cox_sequence *sequence = list_take(&batcher->pulling, &id, NULL);
     if (!sequence)
         return COX_NOT_FOUND;
     free(sequence->report);

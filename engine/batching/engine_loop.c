@@ -349,16 +349,10 @@ int cox_engine_loop_add(struct cox_engine_loop *engine_loop,
 
 /* ---- one step ---- */
 
-static struct timespec timespec_of(uint64_t deadline_ns)
-{
-    return (struct timespec){.tv_sec = (time_t)(deadline_ns / COX_NSEC_PER_SEC),
-                             .tv_nsec = (long)(deadline_ns % COX_NSEC_PER_SEC)};
-}
-
 /* Blocks until the deadline. Returns false when stopped. */
 static bool pause_until(struct cox_engine_loop *engine_loop, uint64_t deadline_ns)
 {
-    struct timespec until = timespec_of(deadline_ns);
+    struct timespec until = cox_deadline_timespec(deadline_ns);
     pthread_mutex_lock(&engine_loop->lock);
     while (!engine_loop->stopped &&
            pthread_cond_timedwait(&engine_loop->wake, &engine_loop->lock, &until) == 0)
@@ -437,7 +431,7 @@ static struct published_step *flight_expect(struct cox_engine_loop *engine_loop,
 static int flight_await(struct cox_engine_loop *engine_loop, struct cox_error *err)
 {
     struct published_step *flight = flight_at(engine_loop, 0);
-    struct timespec until = timespec_of(flight->deadline_ns + COMPLETION_SLACK_NS);
+    struct timespec until = cox_deadline_timespec(flight->deadline_ns + COMPLETION_SLACK_NS);
     int r = 0;
     pthread_mutex_lock(&engine_loop->lock);
     while (!flight->arrived && !engine_loop->stopped && r != ETIMEDOUT)

@@ -542,8 +542,7 @@ int cox_prompt_queue_start(struct cox_executor *executor,
     queue->status.block_count = queue->status.free_blocks = engine_loop->block_count;
     pthread_mutex_init(&queue->lock, NULL);
     cox_condition_init(&queue->wake);
-    const struct cox_transfers_options transfer = {
-        .log = engine_loop->log, .wake = on_transfer_news, .wake_context = queue};
+    const struct cox_transfers_options transfer = {.wake = on_transfer_news, .wake_context = queue};
     int r = options->name ? cox_transfers_new(executor, &transfer, &queue->transfer, err) : 0;
     if (r) {
         queue->joined = true;

@@ -42,7 +42,6 @@ static inline bool cox_pull_has_ended(enum cox_pull_state state)
 bool cox_pull_may_move(enum cox_pull_state from, enum cox_pull_state to);
 
 struct cox_transfers_options {
-    struct cox_log log;
     /* A pull may have ended: call turn and take. Must not block. NULL: no hook. */
     void (*wake)(void *context);
     void *wake_context;

@@ -89,12 +89,10 @@ int cox_engine_new(const struct cox_engine_options *options, struct cox_engine *
 
     if (!engine)
         return -ENOMEM;
-    if (cox_adapter_cache_new(options->lora_slot_count, &engine->adapters)) {
-        free(engine);
-        return -ENOMEM;
-    }
     engine->given = engine->options = *options;
-    r = cox_transfer_new(&transfer, &engine->transfer);
+    r = cox_adapter_cache_new(options->lora_slot_count, &engine->adapters);
+    if (r == 0)
+        r = cox_transfer_new(&transfer, &engine->transfer);
     if (r) {
         cox_adapter_cache_free(engine->adapters);
         free(engine);

@@ -73,37 +73,20 @@ void cox_pulls_open(struct cox_pulls *pulls, struct cox_cache *cache)
     pthread_mutex_unlock(&pulls->lock);
 }
 
-/* Under the lock: makes the active run end, and waits for it. */
-static int pulls_end(struct cox_pulls *pulls, uint64_t deadline_ns, struct cox_error *err)
-{
-    const struct timespec until = cox_deadline_timespec(deadline_ns);
-    const struct cox_pull *present = pulls->present;
-    const uint64_t number = pulls->run_count;
-    int r = 0;
-    if (!present)
-        return 0;
-    atomic_store_explicit(&pulls->closing, true, memory_order_relaxed);
-    while (pulls->present && pulls->run_count == number && r == 0)
-        r = pthread_cond_timedwait(&pulls->out, &pulls->lock, &until);
-    return pulls->present && pulls->run_count == number
-               ? cox_fail(err, COX_TIMEOUT, "the pull of request '%.100s' did not end in time",
-                          present->request_id)
-               : 0;
-}
-
-int cox_pulls_close(struct cox_pulls *pulls, uint64_t deadline_ns, struct cox_error *err)
-{
-    pthread_mutex_lock(&pulls->lock);
-    pulls->cache = NULL;
-    int r = pulls_end(pulls, deadline_ns, err);
-    pthread_mutex_unlock(&pulls->lock);
-    return r;
-}
-
 int cox_pulls_clear(struct cox_pulls *pulls, uint64_t deadline_ns, struct cox_error *err)
 {
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
+    int r = 0, waited = 0;
     pthread_mutex_lock(&pulls->lock);
-    int r = pulls_end(pulls, deadline_ns, err);
+    const struct cox_pull *present = pulls->present;
+    const uint64_t number = pulls->run_count;
+    if (present)
+        atomic_store_explicit(&pulls->closing, true, memory_order_relaxed);
+    while (pulls->present && pulls->run_count == number && waited == 0)
+        waited = pthread_cond_timedwait(&pulls->out, &pulls->lock, &until);
+    if (pulls->present && pulls->run_count == number)
+        r = cox_fail(err, COX_TIMEOUT, "the pull of request '%.100s' did not end in time",
+                     present->request_id);
     pthread_mutex_unlock(&pulls->lock);
     return r;
 }

@@ -15,9 +15,10 @@
  * are kept, the oldest forgotten first, and each ends one pull. So an id is for one attempt: a
  * second attempt with the same id could be ended by a late cancel of the first.
  *
- * Threads: run by one at a time; cancel, open and close by any.
- * Ownership: the cache is lent from open to close.
- * Blocks: run, while it copies; close, until no run is active.
+ * Threads: run by one at a time; cancel, open and clear by any.
+ * Ownership: the cache is lent from open until another open, and until the pull that was running
+ *   then has ended.
+ * Blocks: run, while it copies; clear, until the run that was active has ended.
  * If the process dies: the remote side is unaffected, and the local blocks are gone with the
  *   process.
  */
@@ -38,9 +39,6 @@ struct cox_pulls *cox_pulls_free(struct cox_pulls *pulls); /* NULL-safe, returns
 
 /* The cache for pulls from now on; NULL: pulls are refused. */
 void cox_pulls_open(struct cox_pulls *pulls, struct cox_cache *cache);
-/* Ends the running pull with COX_ABORTED and refuses others until open. Returns 0 when none is
- * running, or COX_TIMEOUT. */
-int cox_pulls_close(struct cox_pulls *pulls, uint64_t deadline_ns, struct cox_error *err);
 /* Ends the running pull with COX_ABORTED. Returns 0 when it has ended, or COX_TIMEOUT. */
 int cox_pulls_clear(struct cox_pulls *pulls, uint64_t deadline_ns, struct cox_error *err);
 

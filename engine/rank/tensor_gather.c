@@ -57,7 +57,8 @@ const struct cox_tensor_gather_times *cox_tensor_gather_times(
     return &gather->times;
 }
 
-uint64_t cox_tensor_gather_size(const struct cox_tensor_gather *gather)
+/* Bytes that each rank shares. */
+static uint64_t gather_size(const struct cox_tensor_gather *gather)
 {
     return gather->buffer_length * BUFFER_COUNT * sizeof(float);
 }
@@ -83,7 +84,7 @@ static int make_private(struct cox_tensor_gather *gather, struct cox_error *err)
     gather->parts = malloc(gather->rank_count * gather->part_size);
     int r = gather->parts ? 0 : -ENOMEM;
     for (uint32_t rank = 0; r == 0 && rank < gather->rank_count; rank++)
-        r = map_private(&gather->ranks[rank], cox_tensor_gather_size(gather));
+        r = map_private(&gather->ranks[rank], gather_size(gather));
     return r ? cox_fail(err, r, "memory for the gather of slices: %s", cox_status_text(r)) : 0;
 }
 
@@ -111,7 +112,7 @@ static int make_memory(struct cox_tensor_gather *gather, int *ret_fd, struct cox
 {
     struct cox_error why = {0};
     int r = cox_region_create_unnamed(&gather->ranks[gather->rank], "cox_payload_exchange",
-                                      cox_tensor_gather_size(gather), SEALS, false, ret_fd, &why);
+                                      gather_size(gather), SEALS, false, ret_fd, &why);
     if (r)
         return cox_fail(err, r, "memory for the gather of slices: %s", why.text);
     cox_fault_point(COX_FAULT_EXCHANGE_MADE);
@@ -144,9 +145,9 @@ static int check_memory(const struct cox_tensor_gather *gather, const struct cox
     const int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
         return cox_fail(err, COX_DENIED, "region %s could shrink: it is not sealed", name);
-    if (memory->size != cox_tensor_gather_size(gather))
+    if (memory->size != gather_size(gather))
         return cox_fail(err, COX_CORRUPT, "region %s has %" PRIu64 " bytes, expected %" PRIu64,
-                        name, memory->size, cox_tensor_gather_size(gather));
+                        name, memory->size, gather_size(gather));
     if ((seals & SEALS) != SEALS)
         return cox_fail(err, COX_DENIED,
                         "region %s has the seals %#x, expected %#x: other processes could write it",

@@ -54,9 +54,6 @@ int cox_tensor_gather_new(struct cox_group *group, uint32_t slice_count, size_t 
 struct cox_tensor_gather *cox_tensor_gather_free(struct cox_tensor_gather *gather);
 COX_DEFINE_FREEP(struct cox_tensor_gather, cox_tensor_gather_free);
 
-/* Bytes that this rank shares. */
-uint64_t cox_tensor_gather_size(const struct cox_tensor_gather *gather);
-
 /* Time of this rank in the gathers of a step, without the time to read the slices. */
 struct cox_tensor_gather_times {
     uint64_t total_ns;

@@ -68,8 +68,8 @@ void cox_transfer_open(struct cox_transfer *transfer, struct cox_cache *cache,
 
 int cox_transfer_close(struct cox_transfer *transfer, uint64_t deadline_ns, struct cox_error *err)
 {
-    atomic_fetch_add_explicit(&transfer->clears, 1, memory_order_relaxed);
-    return cox_pulls_close(transfer->pulls, deadline_ns, err);
+    cox_pulls_open(transfer->pulls, NULL);
+    return cox_transfer_clear(transfer, deadline_ns, err);
 }
 
 int cox_transfer_clear(struct cox_transfer *transfer, uint64_t deadline_ns, struct cox_error *err)

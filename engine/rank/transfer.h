@@ -36,9 +36,9 @@ struct cox_transfer *cox_transfer_free(struct cox_transfer *transfer); /* NULL-s
  * another layout. */
 void cox_transfer_open(struct cox_transfer *transfer, struct cox_cache *cache,
                        const struct cox_kv_layout *layout);
-/* Ends all pulls and releases the cache. Returns as cox_pulls_close. */
+/* Ends all pulls and releases the cache. Returns as cox_pulls_clear. */
 int cox_transfer_close(struct cox_transfer *transfer, uint64_t deadline_ns, struct cox_error *err);
-/* Ends all pulls, including later ones of the running request. Returns as cox_pulls_close. */
+/* Ends all pulls, including later ones of the running request. Returns as cox_pulls_clear. */
 int cox_transfer_clear(struct cox_transfer *transfer, uint64_t deadline_ns, struct cox_error *err);
 
 void cox_transfer_link(struct cox_transfer *transfer, const Coxswain__PDLinkRequest *request);

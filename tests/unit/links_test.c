@@ -417,7 +417,8 @@ PLAIN_TEST(p9_without_a_cache_nothing_is_pulled)
 {
     struct side *side = side_new();
     struct cox_pull pull = pull_of(side, "r");
-    assert_int_equal(cox_pulls_close(side->pulls, 0, NULL), 0);
+    cox_pulls_open(side->pulls, NULL);
+    assert_int_equal(cox_pulls_clear(side->pulls, 0, NULL), 0);
     assert_int_equal(cox_pulls_run(side->pulls, &pull, NULL), COX_STATE);
     cox_pulls_open(side->pulls, side->cache);
     assert_int_equal(cox_pulls_clear(side->pulls, 0, NULL), 0);
