@@ -128,12 +128,12 @@ static int blocks_file(int fd, uint64_t *ret_dev, uint64_t *ret_ino, struct cox_
 
 /* ---- create ---- */
 
-static int pool_make_id(uint64_t *ret_id, struct cox_error *err)
+int cox_pool_make_id(const char *what, uint64_t *ret_id, struct cox_error *err)
 {
     uint64_t id = 0;
     while (id == 0)
-        if (getrandom(&id, sizeof id, 0) != sizeof id && errno != EINTR)
-            return cox_fail(err, -errno, "a pool's id: %s", cox_status_text(-errno));
+        if (getrandom(&id, sizeof id, 0) < 0 && errno != EINTR)
+            return cox_fail(err, -errno, "%s: %s", what, cox_status_text(-errno));
     *ret_id = id;
     return 0;
 }
@@ -195,7 +195,7 @@ int cox_pool_create(const struct cox_pool_options *options, struct cox_pool **re
     if (r == 0)
         r = pool_identify(pool, &system, err);
     if (r == 0)
-        r = pool_make_id(&pool->id, err);
+        r = cox_pool_make_id("a pool's id", &pool->id, err);
     if (r == 0)
         r = pool_make_memory(pool, options->domains, err);
     if (r == 0)

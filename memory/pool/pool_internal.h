@@ -104,6 +104,11 @@ static inline uint64_t cox_pool_block_offset(const struct cox_pool *pool, uint32
     return block * pool->geometry.block_size;
 }
 
+/* ---- pool.c ---- */
+
+/* A random number, not 0; what begins the error's text. Returns 0 or -errno. */
+int cox_pool_make_id(const char *what, uint64_t *ret_id, struct cox_error *err);
+
 /* ---- pool_identity.c ---- */
 
 /* Returns 0; COX_STATE: in the child of a fork, whose row is its parent's. */
@@ -158,9 +163,6 @@ int cox_pool_slab_find(struct cox_pool *pool, uint64_t size, uint32_t *ret_block
 void cox_pool_slab_freed(struct cox_pool *pool, uint32_t block, uint32_t as);
 /* Reverts slabs that a dead owner was changing, and frees runs whose block is free. */
 void cox_pool_slab_sweep(struct cox_pool *pool, uint32_t as);
-/* EMPTY -> CLAIMED, and back. */
-bool cox_pool_slab_claim(struct cox_pool *pool, uint32_t slab, uint32_t as);
-void cox_pool_slab_unclaim(struct cox_pool *pool, uint32_t slab, uint32_t as);
 
 /* If more than retain_size is retained, claims the free block and releases its pages. */
 void cox_pool_pages_trim(struct cox_pool *pool, uint32_t page, uint32_t as);

@@ -92,12 +92,7 @@ static bool slab_claim(struct cox_pool *pool, uint32_t slab, uint32_t length, ui
            slab_change(pool, slab, word, word.turn + 1, length, COX_POOL_SLAB_CLAIMED, as);
 }
 
-bool cox_pool_slab_claim(struct cox_pool *pool, uint32_t slab, uint32_t as)
-{
-    return slab_claim(pool, slab, 1, as);
-}
-
-void cox_pool_slab_unclaim(struct cox_pool *pool, uint32_t slab, uint32_t as)
+static void slab_unclaim(struct cox_pool *pool, uint32_t slab, uint32_t as)
 {
     const struct cox_pool_slab_word word = slab_load(pool, slab);
     if (word.phase == COX_POOL_SLAB_CLAIMED && word.owner == as)
@@ -113,13 +108,13 @@ void cox_pool_pages_trim(struct cox_pool *pool, uint32_t page, uint32_t as)
         atomic_load(&pool->header->retained) <= (int64_t)pool->geometry.retain_size ||
         !cox_pool_pages_are_there(pool, page))
         return;
-    if (pool->geometry.slab_count ? !cox_pool_slab_claim(pool, page, as)
+    if (pool->geometry.slab_count ? !slab_claim(pool, page, 1, as)
                                   : !cox_pool_block_claim(pool, page, as, &epoch))
         return;
     cox_pool_pages_release(pool, page);
     cox_pool_pages_decommit(pool, page);
     if (pool->geometry.slab_count)
-        cox_pool_slab_unclaim(pool, page, as);
+        slab_unclaim(pool, page, as);
     else
         cox_pool_block_unclaim(pool, page, epoch, as);
 }
@@ -203,7 +198,7 @@ static void run_dissolve(struct cox_pool *pool, uint32_t first, uint32_t as)
         slab_empty(pool, slab, word);
         slab_emptied(pool, slab, as);
     }
-    cox_pool_slab_unclaim(pool, first, as);
+    slab_unclaim(pool, first, as);
     slab_emptied(pool, first, as);
 }
 
@@ -375,12 +370,12 @@ static int class_cut(struct cox_pool *pool, uint32_t class, bool only_pages, str
 {
     for (uint32_t slab = 0; slab < pool->geometry.slab_count; slab++) {
         if ((only_pages && !cox_pool_pages_are_there(pool, slab)) ||
-            !cox_pool_slab_claim(pool, slab, pool->owner))
+            !slab_claim(pool, slab, 1, pool->owner))
             continue;
         int r = 0;
         cox_pool_pages_release(pool, slab);
         if (pool->geometry.on_demand && (r = cox_pool_pages_commit(pool, slab, err))) {
-            cox_pool_slab_unclaim(pool, slab, pool->owner);
+            slab_unclaim(pool, slab, pool->owner);
             return r;
         }
         atomic_store(&pool->slabs[slab].slab_used, 0);

@@ -79,11 +79,8 @@ int cox_publisher_new(struct cox_queue *queue, const struct cox_publisher_option
     publisher->exporter = options->exporter;
     r = cox_queue_pool_cache_init(&publisher->pool_cache, queue, options->domains,
                                   options->socket_path, err);
-    if (r) {
-        free(publisher);
-        return r;
-    }
-    r = cox_queue_pool_cache_add(&publisher->pool_cache, options->pool, err);
+    if (r == 0)
+        r = cox_queue_pool_cache_add(&publisher->pool_cache, options->pool, err);
     if (r == 0 && options->exporter) {
         r = cox_pool_export(options->pool, options->exporter, options->read_only,
                             &publisher->handle, err);

@@ -3,6 +3,7 @@
 #include "channel/base/options.h"
 #include "channel/handle/handle_internal.h"
 #include "channel/memory/host_memory.h"
+#include "memory/pool/pool_internal.h"
 #include "queue_internal.h"
 #include "queue_lock.h"
 
@@ -11,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #define SEALS ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
@@ -100,7 +100,7 @@ static int geometry_suffices(const struct cox_queue_geometry *geometry,
 
 /* Creates the private object. Takes region and fd over in any case. */
 static int queue_make(struct cox_region *region, int *fd, const struct cox_queue_geometry *geometry,
-                      struct cox_queue **ret_queue, struct cox_error *err)
+                      uint64_t id, struct cox_queue **ret_queue, struct cox_error *err)
 {
     struct cox_queue *queue = calloc(1, sizeof *queue);
     uint32_t *counts = calloc(geometry->depth + 1, sizeof *counts);
@@ -118,6 +118,7 @@ static int queue_make(struct cox_region *region, int *fd, const struct cox_queue
     }
     queue->region = *region;
     queue->layout = region->base;
+    queue->id = id;
     queue->geometry = *geometry;
     queue->pid = getpid();
     queue->fd = cox_steal_fd(fd);
@@ -128,27 +129,13 @@ static int queue_make(struct cox_region *region, int *fd, const struct cox_queue
     return 0;
 }
 
-static int random_id(uint64_t *ret_id, struct cox_error *err)
-{
-    uint64_t id = 0;
-    while (id == 0) {
-        ssize_t got = getrandom(&id, sizeof id, 0);
-        if (got < 0 && errno != EINTR)
-            return cox_fail(err, -errno, "queue: getrandom: %s", cox_status_text(-errno));
-        if (got != sizeof id)
-            id = 0;
-    }
-    *ret_id = id;
-    return 0;
-}
-
 /* Initializes the memory, before other processes can attach. */
 static int layout_fill(struct cox_queue_layout *layout, const struct cox_queue_geometry *geometry,
-                       struct cox_error *err)
+                       uint64_t *ret_id, struct cox_error *err)
 {
     struct cox_queue_layout_header *header = &layout->header;
     uint64_t id = 0, system = 0;
-    int r = random_id(&id, err);
+    int r = cox_pool_make_id("queue: getrandom", &id, err);
     if (r == 0)
         r = cox_handle_system(&system, err);
     if (r)
@@ -167,6 +154,7 @@ static int layout_fill(struct cox_queue_layout *layout, const struct cox_queue_g
     /* release: partner is the acquire load of attach. */
     atomic_store_explicit(&header->queue_magic, COX_QUEUE_MAGIC, memory_order_release);
     cox_fault_point(COX_FAULT_QUEUE_FILLED);
+    *ret_id = id;
     return 0;
 }
 
@@ -176,6 +164,7 @@ int cox_queue_create(const struct cox_queue_options *options, struct cox_queue *
     struct cox_queue_options known;
     struct cox_queue_geometry geometry;
     struct cox_region region = {0};
+    uint64_t id = 0;
     _cox_cleanup_(cox_close_fd) int fd = -1;
     int r = cox_options_copy(&known, sizeof known, options, "cox_queue_options", err);
     if (r == 0)
@@ -184,18 +173,12 @@ int cox_queue_create(const struct cox_queue_options *options, struct cox_queue *
         r = cox_region_create_unnamed(&region, "cox_queue", geometry.size, SEALS, false, &fd, err);
     if (r)
         return r;
-    r = layout_fill(region.base, &geometry, err);
+    r = layout_fill(region.base, &geometry, &id, err);
     if (r) {
         cox_region_detach(&region);
         return r;
     }
-    struct cox_queue *queue;
-    r = queue_make(&region, &fd, &geometry, &queue, err);
-    if (r)
-        return r;
-    queue->id = queue->layout->header.id;
-    *ret_queue = queue;
-    return 0;
+    return queue_make(&region, &fd, &geometry, id, ret_queue, err);
 }
 
 /* Copies the header once, and checks the copy. */
@@ -276,13 +259,7 @@ int cox_queue_attach(int fd, const struct cox_queue_options *expected, struct co
         cox_region_detach(&region);
         return r;
     }
-    struct cox_queue *queue;
-    r = queue_make(&region, &own, &geometry, &queue, err);
-    if (r)
-        return r;
-    queue->id = id;
-    *ret_queue = queue;
-    return 0;
+    return queue_make(&region, &own, &geometry, id, ret_queue, err);
 }
 
 struct cox_queue *cox_queue_free(struct cox_queue *queue)

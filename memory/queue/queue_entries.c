@@ -137,8 +137,7 @@ int cox_queue_domain_add(struct cox_queue *queue, struct cox_domain_id domain, u
     return 0;
 }
 
-/* An entry without a handle is shared by endpoints of the same pool. */
-static bool entry_find(struct cox_queue *queue, uint64_t id, uint32_t *ret_index)
+bool cox_queue_entry_find(struct cox_queue *queue, uint64_t id, uint32_t *ret_index)
 {
     for (uint32_t i = 0; i < queue->geometry.pool_count_max; i++)
         if (COX_QUEUE_LOAD(queue->layout->pools[i].pool_id) == id) {
@@ -177,11 +176,11 @@ int cox_queue_entry_add(struct cox_queue *queue, uint64_t id, struct cox_domain_
     int r = cox_queue_domain_add(queue, domain, &domain_index, err);
     if (r)
         return r;
-    if (!handle && entry_find(queue, id, ret_index))
+    if (!handle && cox_queue_entry_find(queue, id, ret_index))
         return 0;
-    if (!entry_find(queue, 0, &index)) {
+    if (!cox_queue_entry_find(queue, 0, &index)) {
         reclaim_pools(queue);
-        if (!entry_find(queue, 0, &index))
+        if (!cox_queue_entry_find(queue, 0, &index))
             return cox_fail(err, COX_FULL,
                             "queue: its messages lie in %" PRIu32 " pools, which is its limit",
                             queue->geometry.pool_count_max);

@@ -150,6 +150,8 @@ struct cox_queue_entry {
 /* False: none, or invalid. */
 bool cox_queue_entry_read(struct cox_queue *queue, uint32_t index,
                           struct cox_queue_entry *ret_entry);
+/* The entry of this pool; of id 0: a free one. False: there is none. */
+bool cox_queue_entry_find(struct cox_queue *queue, uint64_t id, uint32_t *ret_index);
 /* handle NULL: the entry without a handle is shared. Returns 0; COX_FULL: domains or pools, with
  * the limit. */
 int cox_queue_entry_add(struct cox_queue *queue, uint64_t id, struct cox_domain_id domain,
@@ -178,6 +180,7 @@ struct cox_queue_pool_cache {
         uint64_t until_ns;
     } * failed;
 };
+/* Returns 0 or -ENOMEM. Deinit is needed also after a failure. */
 int cox_queue_pool_cache_init(struct cox_queue_pool_cache *cache, struct cox_queue *queue,
                               const struct cox_domains *domains, const char *socket_path,
                               struct cox_error *err);

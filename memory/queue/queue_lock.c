@@ -133,12 +133,6 @@ int cox_queue_lock_until(struct cox_queue_layout_lock *lock, uint64_t identity,
     }
 }
 
-int cox_queue_lock(struct cox_queue_layout_lock *lock, uint64_t identity, bool *ret_repair,
-                   struct cox_error *err)
-{
-    return cox_queue_lock_until(lock, identity, COX_DEADLINE_NEVER, ret_repair, err);
-}
-
 void cox_queue_unlock(struct cox_queue_layout_lock *lock, uint64_t identity)
 {
     /* Fails if another process overwrote the word. */

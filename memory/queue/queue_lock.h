@@ -34,10 +34,8 @@ static inline uint32_t cox_queue_identity_pid(uint64_t identity)
     return (uint32_t)(identity >> 42);
 }
 
-/* *ret_repair: the lock was taken over from a dead process. Returns 0; COX_TIMEOUT; -errno. */
-int cox_queue_lock(struct cox_queue_layout_lock *lock, uint64_t identity, bool *ret_repair,
-                   struct cox_error *err);
-/* The same until the deadline; a free lock is taken also after it. */
+/* *ret_repair: the lock was taken over from a dead process. A free lock is taken also after the
+ * deadline. Returns 0; COX_TIMEOUT; -errno. */
 int cox_queue_lock_until(struct cox_queue_layout_lock *lock, uint64_t identity,
                          uint64_t deadline_ns, bool *ret_repair, struct cox_error *err);
 void cox_queue_unlock(struct cox_queue_layout_lock *lock, uint64_t identity);

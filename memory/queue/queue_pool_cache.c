@@ -19,7 +19,6 @@ int cox_queue_pool_cache_init(struct cox_queue_pool_cache *cache, struct cox_que
     cache->socket_path = socket_path ? strdup(socket_path) : NULL;
     if (cache->failed && (cache->socket_path || !socket_path))
         return 0;
-    cox_queue_pool_cache_deinit(cache);
     return cox_fail(err, -ENOMEM, "endpoint: %s", cox_status_text(-ENOMEM));
 }
 
@@ -122,25 +121,16 @@ static int cache_attach(struct cox_queue_pool_cache *cache, const struct cox_que
     return 0;
 }
 
-/* Under the queue's lock. */
-static bool entries_have(struct cox_queue *queue, uint64_t id)
-{
-    for (uint32_t i = 0; i < queue->geometry.pool_count_max; i++)
-        if (COX_QUEUE_LOAD(queue->layout->pools[i].pool_id) == id)
-            return true;
-    return false;
-}
-
 /* Frees, before another pool is opened, opened pools that no message can refer to any more and that
  * this process has no reference in. Otherwise pools of short-lived publishers would pile up. */
 static void cache_trim(struct cox_queue_pool_cache *cache)
 {
-    uint32_t kept = 0;
+    uint32_t kept = 0, index;
     if (cox_queue_enter(cache->queue, NULL))
         return;
     for (uint32_t i = 0; i < cache->count; i++) {
         struct cox_pool *pool = cache->pools[i];
-        if (entries_have(cache->queue, cox_pool_id(pool)) ||
+        if (cox_queue_entry_find(cache->queue, cox_pool_id(pool), &index) ||
             !cox_queue_pools_opened(cache->queue, pool) || !cox_pool_is_idle(pool)) {
             cache->pools[i] = cache->pools[kept];
             cache->pools[kept++] = pool;

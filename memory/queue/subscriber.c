@@ -108,11 +108,8 @@ int cox_subscriber_new(struct cox_queue *queue, const struct cox_subscriber_opti
     subscriber->exporter = options->exporter;
     r = cox_queue_pool_cache_init(&subscriber->pool_cache, queue, options->domains,
                                   options->socket_path, err);
-    if (r) {
-        free(subscriber);
-        return r;
-    }
-    r = subscriber_prepare(subscriber, options, err);
+    if (r == 0)
+        r = subscriber_prepare(subscriber, options, err);
     if (r == 0)
         r = subscriber_join(subscriber, err);
     if (r) {

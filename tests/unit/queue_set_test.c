@@ -265,7 +265,7 @@ static void lock_once(struct cox_queue_layout_lock *lock, bool expected_repair)
     uint64_t identity;
     bool repair;
     assert_int_equal(cox_queue_identity(&identity, NULL), 0);
-    assert_ok(cox_queue_lock(lock, identity, &repair, test_err()));
+    assert_ok(cox_queue_lock_until(lock, identity, COX_DEADLINE_NEVER, &repair, test_err()));
     assert_int_equal(repair, expected_repair);
     assert_int_equal(atomic_load(&lock->lock_owner), identity);
     cox_queue_unlock(lock, identity);
@@ -283,7 +283,8 @@ TEST(b31_b34_a_dead_owner_is_found_and_told)
             bool repair;
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             _exit(cox_queue_identity(&identity, NULL) ||
-                  cox_queue_lock(lock, identity, &repair, NULL) || repair);
+                  cox_queue_lock_until(lock, identity, COX_DEADLINE_NEVER, &repair, NULL) ||
+                  repair);
         }
         siginfo_t info;
         assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
@@ -379,7 +380,9 @@ static void *thread_count(void *argument)
     bool repair;
     COX_ASSERT(cox_queue_identity(&identity, NULL) == 0);
     for (int i = 0; i < ROUNDS; i++) {
-        COX_ASSERT(cox_queue_lock(counter->lock, identity, &repair, NULL) == 0 && !repair);
+        COX_ASSERT(
+            cox_queue_lock_until(counter->lock, identity, COX_DEADLINE_NEVER, &repair, NULL) == 0 &&
+            !repair);
         counter->value++;
         cox_queue_unlock(counter->lock, identity);
     }
