@@ -2,10 +2,12 @@
 
 #include "channel/base/idioms.h"
 #include "console.h"
+#include "proto/control.pb-c.h"
 #include "reply_json.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 static void json_print(const struct cox_client_command *command, const void *choice,
                        const ProtobufCMessage *reply, const struct cox_error *error)
@@ -58,4 +60,23 @@ int cox_client_command_run(const struct cox_client_command *command,
         return command->exit_status ? command->exit_status(choice, reply) : COX_EXIT_OK;
     int exit_status = cox_exit_with(&error);
     return command->failed && r != COX_INVALID ? command->failed : exit_status;
+}
+
+int cox_client_ask_status(const void *choice, struct cox_client *client, uint64_t timeout_ms,
+                          uint64_t deadline_ns, const ProtobufCMessage **ret_reply,
+                          struct cox_error *err)
+{
+    struct CoxswainControl__StatusReply *status;
+    (void)choice, (void)timeout_ms;
+    int r = cox_client_status(client, deadline_ns, &status, err);
+    if (!r)
+        *ret_reply = &status->base;
+    return r;
+}
+
+void cox_client_pause_ms(uint64_t ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = (time_t)(ms / 1000),
+                                 .tv_nsec = (long)(ms % 1000 * COX_NSEC_PER_MSEC)},
+              NULL);
 }

@@ -47,4 +47,12 @@ struct cox_client_command {
 int cox_client_command_run(const struct cox_client_command *command,
                            const struct cox_connection *connection, const void *choice);
 
+/* An `ask` for the status of a group. */
+int cox_client_ask_status(const void *choice, struct cox_client *client, uint64_t timeout_ms,
+                          uint64_t deadline_ns, const ProtobufCMessage **ret_reply,
+                          struct cox_error *err);
+
+/* Waits before the next request; a signal ends it. */
+void cox_client_pause_ms(uint64_t ms);
+
 #endif

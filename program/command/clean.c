@@ -5,15 +5,13 @@
 #include "channel/shm/control.h"
 #include "channel/socket/control_socket.h"
 #include "program/cli/console.h"
+#include "program/service/leftovers.h"
 
 #include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#define SUFFIX "_control"
 
 /* Returns the exit status. asked: the user named this group; then it is an error if it is alive.
  * sockets: how many were removed, which is not nothing. */
@@ -37,18 +35,6 @@ static int clean_one(const char *name, bool asked, uint32_t sockets)
     return COX_EXIT_OK;
 }
 
-/* The name of the group whose control region this entry is; false: it is none. */
-static bool group_of(const char *entry, char *name, size_t name_size)
-{
-    size_t length = strlen(entry), suffix = strlen(SUFFIX);
-    if (length <= suffix || strcmp(entry + length - suffix, SUFFIX) != 0 ||
-        length - suffix >= name_size)
-        return false;
-    memcpy(name, entry, length - suffix);
-    name[length - suffix] = '\0';
-    return cox_name_check(name, NULL) == 0;
-}
-
 static int clean_all(uint32_t sockets)
 {
     DIR *folder = opendir("/dev/shm");
@@ -62,7 +48,7 @@ static int clean_all(uint32_t sockets)
         char name[COX_NAME_SIZE_MAX + 1];
         struct stat st;
         /* Groups of other users are ignored. */
-        if (!group_of(entry->d_name, name, sizeof name) ||
+        if (!cox_leftovers_group(entry->d_name, name) ||
             fstatat(dirfd(folder), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
             st.st_uid != geteuid())
             continue;

@@ -9,7 +9,6 @@
 #include <ctype.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -212,19 +211,6 @@ static int opened_print(const struct handle_options *options, const struct cox_h
 
 /* ---- the command ---- */
 
-static int take_bytes(void *member, const char *text, struct cox_error *err)
-{
-    uint64_t *dump_size = member;
-    char *end;
-    errno = 0;
-    unsigned long long size = strtoull(text, &end, 10);
-    if (!isdigit((unsigned char)text[0]) || *end || errno || size > DUMP_SIZE_MAX)
-        return cox_fail(err, COX_INVALID, "--bytes '%.64s': expected 0 to %" PRIu64, text,
-                        DUMP_SIZE_MAX);
-    *dump_size = size;
-    return 0;
-}
-
 static int take_file(void *choice, int count, char *const *words, struct cox_error *err)
 {
     struct handle_options *options = choice;
@@ -271,7 +257,7 @@ static const struct cox_option option_table[] = {
      COX_FLAG(struct handle_options, hex)},
     {"bytes", "N",
      "print at most N bytes of the memory (default " TEXT(DUMP_SIZE_DEFAULT) ", 0: none)",
-     COX_TAKE(struct handle_options, dump_size, take_bytes)},
+     COX_NUMBER(struct handle_options, dump_size, 0, DUMP_SIZE_MAX)},
     {"socket", "PATH", "where to ask for it when pidfd_getfd is missing or denied",
      COX_TEXT(struct handle_options, socket_path)},
     {"name", "NAME", "the same: the control socket of this group",

@@ -27,17 +27,6 @@ static int check(const void *context, struct cox_error *err)
                : 0;
 }
 
-static int ask(const void *choice, struct cox_client *client, uint64_t timeout_ms,
-               uint64_t deadline_ns, const ProtobufCMessage **ret_reply, struct cox_error *err)
-{
-    struct CoxswainControl__StatusReply *status;
-    (void)choice, (void)timeout_ms;
-    int r = cox_client_status(client, deadline_ns, &status, err);
-    if (!r)
-        *ret_reply = &status->base;
-    return r;
-}
-
 static void print(const void *choice, const ProtobufCMessage *reply)
 {
     (void)choice;
@@ -76,7 +65,7 @@ static int run(void *context)
     static const struct cox_client_command command = {
         .reply = &coxswain_control__status_reply__descriptor,
         .timeout_ms = TIMEOUT_MS,
-        .ask = ask,
+        .ask = cox_client_ask_status,
         .print = print,
     };
     return choice->address.text ? serve(choice)

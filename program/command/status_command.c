@@ -17,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define TIMEOUT_MS 10000
@@ -466,29 +465,11 @@ static void json(const void *choice, const ProtobufCMessage *reply, json_t *root
 
 /* ---- the command ---- */
 
-static int ask(const void *choice, struct cox_client *client, uint64_t timeout_ms,
-               uint64_t deadline_ns, const ProtobufCMessage **ret_reply, struct cox_error *err)
-{
-    status_reply *status;
-    (void)choice, (void)timeout_ms;
-    int r = cox_client_status(client, deadline_ns, &status, err);
-    if (!r)
-        *ret_reply = &status->base;
-    return r;
-}
-
 static int exit_status(const void *choice, const ProtobufCMessage *reply)
 {
     char trouble[COX_HEALTH_SIZE];
     (void)choice;
     return cox_health_check((const status_reply *)reply, trouble) ? COX_EXIT_OK : COX_EXIT_DEGRADED;
-}
-
-static void pause_ms(uint64_t ms)
-{
-    nanosleep(&(struct timespec){.tv_sec = (time_t)(ms / 1000),
-                                 .tv_nsec = (long)(ms % 1000 * COX_NSEC_PER_MSEC)},
-              NULL);
 }
 
 static bool is_healthy(const struct status_choice *status, uint64_t deadline_ns)
@@ -505,7 +486,7 @@ static void await_health(const struct status_choice *status)
 {
     const uint64_t deadline_ns = cox_deadline_after_ms(status->wait_ms);
     while (!is_healthy(status, deadline_ns) && cox_now_ns() < deadline_ns)
-        pause_ms(WAIT_PERIOD_MS);
+        cox_client_pause_ms(WAIT_PERIOD_MS);
 }
 
 static int run(void *choice)
@@ -513,7 +494,7 @@ static int run(void *choice)
     static const struct cox_client_command command = {
         .reply = &coxswain_control__status_reply__descriptor,
         .timeout_ms = TIMEOUT_MS,
-        .ask = ask,
+        .ask = cox_client_ask_status,
         .print = print,
         .json = json,
         .exit_status = exit_status,
@@ -531,7 +512,7 @@ static int run(void *choice)
         if (!status->watch || (result != COX_EXIT_OK && result != COX_EXIT_DEGRADED) ||
             fflush(stdout) || ferror(stdout))
             return result;
-        pause_ms(WATCH_PERIOD_MS);
+        cox_client_pause_ms(WATCH_PERIOD_MS);
         if (!clears && !status->connection.json)
             putchar('\n');
     }

@@ -14,7 +14,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define INTERVAL_MS_DEFAULT 1000
@@ -148,13 +147,6 @@ static void top_ask_stacks(struct top *top)
     }
 }
 
-static void pause_ms(uint64_t ms)
-{
-    nanosleep(&(struct timespec){.tv_sec = (time_t)(ms / 1000),
-                                 .tv_nsec = (long)(ms % 1000 * COX_NSEC_PER_MSEC)},
-              NULL);
-}
-
 /* ---- as text ---- */
 
 /* Why there is no group to show. */
@@ -186,7 +178,7 @@ static int groups_sample(struct top *top)
         return COX_EXIT_FAILED;
     }
     if (top->choice->interval_ms) { /* rates need two samples */
-        pause_ms(top->choice->interval_ms);
+        cox_client_pause_ms(top->choice->interval_ms);
         top_sample(top);
     }
     return COX_EXIT_OK;

@@ -2,7 +2,6 @@
 
 #include <coxswain/base.h>
 #include "channel/base/idioms.h"
-#include "channel/shm/geometry.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -28,8 +27,7 @@ static bool is_dead(int folder_fd, const char *entry)
            flock(fd, LOCK_SH | LOCK_NB) == 0;
 }
 
-/* The name of the group whose control region this entry is; false: it is none. */
-static bool group_of(const char *entry, char name[COX_NAME_SIZE_MAX + 1])
+bool cox_leftovers_group(const char *entry, char name[COX_NAME_SIZE_MAX + 1])
 {
     const size_t length = strlen(entry), end = strlen(CONTROL_END);
     if (length <= end || strcmp(entry + length - end, CONTROL_END) != 0 ||
@@ -37,13 +35,19 @@ static bool group_of(const char *entry, char name[COX_NAME_SIZE_MAX + 1])
         return false;
     memcpy(name, entry, length - end);
     name[length - end] = '\0';
-#if COX_TESTING
-    /* Other tests leave such names at the same time. */
-    const char *prefix = getenv("COXSWAIN_TEST_LEFTOVERS");
-    if (!prefix || strncmp(name, prefix, strlen(prefix)) != 0)
-        return false;
-#endif
     return cox_name_check(name, NULL) == 0;
+}
+
+/* Other tests leave such names at the same time. */
+static bool counts_here(const char *name)
+{
+#if COX_TESTING
+    const char *prefix = getenv("COXSWAIN_TEST_LEFTOVERS");
+    return prefix && strncmp(name, prefix, strlen(prefix)) == 0;
+#else
+    (void)name;
+    return true;
+#endif
 }
 
 static uint32_t names_count(const char *name)
@@ -68,8 +72,8 @@ bool cox_leftovers_find(const char *own_name, char text[COX_LEFTOVERS_TEXT_SIZE]
     uint32_t groups = 0, names = 0;
     DIR *folder = opendir(FOLDER);
     for (const struct dirent *entry; folder && (entry = readdir(folder));) {
-        if (!group_of(entry->d_name, name) || (own_name && strcmp(name, own_name) == 0) ||
-            !is_dead(dirfd(folder), entry->d_name))
+        if (!cox_leftovers_group(entry->d_name, name) || !counts_here(name) ||
+            (own_name && strcmp(name, own_name) == 0) || !is_dead(dirfd(folder), entry->d_name))
             continue;
         groups++;
         names += names_count(name);

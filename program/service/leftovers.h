@@ -13,9 +13,14 @@
 #ifndef COX_PROGRAM_LEFTOVERS_H
 #define COX_PROGRAM_LEFTOVERS_H
 
+#include "channel/shm/geometry.h"
+
 #include <stdbool.h>
 
 #define COX_LEFTOVERS_TEXT_SIZE 320
+
+/* The name of the group whose control region this entry of /dev/shm is; false: it is none. */
+bool cox_leftovers_group(const char *entry, char name[COX_NAME_SIZE_MAX + 1]);
 
 /* own_name: of the group that is about to start, which removes its own; NULL: none. Returns false
  * if nothing is left, and no text is written. */

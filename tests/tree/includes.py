@@ -75,7 +75,7 @@ FOLDERS = {
     "program/weights": "channel/base channel/socket program/cli program/service",
     "program/command": "program/stacks channel/base channel/attach/named channel/text channel/shm channel/socket channel/handle channel/memory coordinator/executor "
                        "coordinator/recording coordinator/recovery coordinator/server program/client program/cli "
-                       "program/metrics program/trace program/weights coordinator/collector",
+                       "program/metrics program/service program/trace program/weights coordinator/collector",
     "program/engine": "channel/base channel/shm proto coordinator/server program/client program/service program/cli "
                       "program/metrics coordinator/transport engine/model engine/batching coordinator/executor",
     "program": "channel/base program/client program/cli program/engine program/stacks",
