@@ -132,11 +132,6 @@ static int on_ready(void *context, size_t index, const struct cox_prompt *prompt
     return 0;
 }
 
-static double share_of(uint64_t part_ns, uint64_t whole_ns)
-{
-    return whole_ns ? (double)part_ns / (double)whole_ns : 0;
-}
-
 static double tokens_per_second(const struct cox_engine_loop_stats *stats)
 {
     return stats->run_ns ? (double)stats->batcher.generated_tokens * 1e9 / (double)stats->run_ns
@@ -146,13 +141,14 @@ static double tokens_per_second(const struct cox_engine_loop_stats *stats)
 /* "channel 3.1 %, rank group 20.4 % (18.0 % waiting for other ranks)" */
 static void summarize_shares(const struct cox_engine_loop_times *times)
 {
+    const double whole = (double)times->step_ns;
     char group[96] = "";
     if (times->has_group)
         snprintf(group, sizeof group, ", rank group %.1f %% (%.1f %% waiting for other ranks)",
-                 100 * share_of(times->group_ns, times->step_ns),
-                 100 * share_of(times->group_wait_ns, times->step_ns));
+                 100 * ((double)times->group_ns / whole),
+                 100 * ((double)times->group_wait_ns / whole));
     cox_console_say("of the time of steps: channel %.1f %%%s",
-                    100 * share_of(times->channel_ns, times->step_ns), group);
+                    100 * ((double)times->channel_ns / whole), group);
 }
 
 static void summarize(const struct generate *g)

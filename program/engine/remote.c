@@ -186,14 +186,6 @@ static int turn(struct remote *remote, struct cox_error *err)
     return r;
 }
 
-static int turns(struct remote *remote, struct cox_error *err)
-{
-    int r = 0;
-    while (!r && remote->run.done_count < remote->prompts->count)
-        r = turn(remote, err);
-    return r;
-}
-
 int cox_remote_complete(struct cox_prompts *prompts, struct cox_client *client, const char *name,
                         uint32_t window, int stop_fd, const struct cox_complete_options *options,
                         struct cox_engine_loop_stats *ret_stats, struct cox_error *err)
@@ -210,7 +202,9 @@ int cox_remote_complete(struct cox_prompts *prompts, struct cox_client *client, 
     struct cox_error error = {0};
     uint64_t started_ns = cox_now_ns();
     cox_prompts_run_progress(&remote.run);
-    int r = turns(&remote, &error);
+    int r = 0;
+    while (!r && remote.run.done_count < prompts->count)
+        r = turn(&remote, &error);
     ret_stats->run_ns = cox_now_ns() - started_ns;
     ret_stats->batcher.generated_tokens = remote.generated_tokens;
     return cox_prompts_run_end(&remote.run, r, &error, err);

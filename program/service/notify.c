@@ -49,15 +49,13 @@ static int socket_open(const char *text, int *ret_fd, struct cox_error *err)
     int r = address_of(text, &address, &size, err);
     if (r)
         return r;
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    _cox_cleanup_(cox_close_fd) int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) ||
         connect(fd, (const struct sockaddr *)&address, size)) {
         r = -errno;
-        if (fd >= 0)
-            close(fd);
         return cox_fail(err, r, "NOTIFY_SOCKET %.108s: %s", text, cox_status_text(r));
     }
-    *ret_fd = fd;
+    *ret_fd = cox_steal_fd(&fd);
     return 0;
 }
 
@@ -76,24 +74,19 @@ int cox_notify_take(struct cox_notify *notify, struct cox_error *err)
 
 void cox_notify_deinit(struct cox_notify *notify)
 {
-    if (notify->fd >= 0)
-        close(notify->fd);
-    notify->fd = -1;
+    cox_close_fd(&notify->fd);
 }
 
-int cox_notify_send(const struct cox_notify *notify, const char *format, ...)
+void cox_notify_send(const struct cox_notify *notify, const char *format, ...)
 {
     char text[MESSAGE_SIZE];
     if (notify->fd < 0)
-        return 0;
+        return;
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     cox_text_trim(text);
-    ssize_t size;
-    do
-        size = send(notify->fd, text, strlen(text), MSG_NOSIGNAL);
-    while (size < 0 && errno == EINTR);
-    return size < 0 ? -errno : 0;
+    while (send(notify->fd, text, strlen(text), MSG_NOSIGNAL) < 0 && errno == EINTR)
+        ;
 }

@@ -35,8 +35,8 @@ struct cox_notify {
  */
 int cox_notify_take(struct cox_notify *notify, struct cox_error *err);
 void cox_notify_deinit(struct cox_notify *notify); /* idempotent; a COX_NOTIFY_NONE is fine */
-/* Returns 0 or -errno: the message is lost. */
-int cox_notify_send(const struct cox_notify *notify, const char *format, ...)
+/* A message that cannot be sent is lost. */
+void cox_notify_send(const struct cox_notify *notify, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 #endif

@@ -19,10 +19,6 @@ struct cox_rank_connection {
     /* -1: none */
     int fd;
 };
-#define COX_RANK_CONNECTION_NONE                                                                   \
-    {                                                                                              \
-        .fd = -1                                                                                   \
-    }
 
 /* Rings, and takes the rank's connection. Returns 0; COX_UNSUPPORTED: no coordinator has started
  * this process; COX_NOT_FOUND: the rank has no doorbell; COX_CORRUPT: it is none; COX_TIMEOUT: the

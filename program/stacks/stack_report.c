@@ -18,6 +18,8 @@
 /* How long the rank has for its frames where no tracer stops it. */
 #define ASK_MS 200
 #define SUMMARY_SIZE 320
+/* Of the thread that serves requests, if it has a name. */
+#define SERVING_NAME "cox-execute"
 
 struct report {
     pid_t pid;
@@ -25,8 +27,7 @@ struct report {
     uint64_t begin_ns, begin_waited_ns;
     /* its time, and that with what it has waited since, at most */
     uint64_t budget_ns, limit_ns;
-    /* the thread that serves requests; its name, if it has one */
-    const char *preferred;
+    /* the thread that serves requests */
     pid_t serving;
     /* a signal has stopped it */
     bool held;
@@ -90,7 +91,7 @@ static void find_serving(struct report *report)
 {
     report->serving = report->pid;
     for (uint32_t i = 0; i < report->facts.count; i++)
-        if (strcmp(report->facts.threads[i].name, report->preferred) == 0)
+        if (strcmp(report->facts.threads[i].name, SERVING_NAME) == 0)
             report->serving = report->facts.threads[i].tid;
 }
 
@@ -102,7 +103,7 @@ static void facts_summary_print(struct report *report)
     for (uint32_t i = 0; i < report->facts.count; i++)
         if (report->facts.threads[i].tid == report->serving)
             cox_thread_facts_text(&report->facts.threads[i], state, sizeof state);
-    printf("summary: %s, %s\n", report->serving == report->pid ? "main thread" : report->preferred,
+    printf("summary: %s, %s\n", report->serving == report->pid ? "main thread" : SERVING_NAME,
            state);
     fflush(stdout);
 }
@@ -428,7 +429,6 @@ int cox_stack_report_main(int count, char *const *words)
     report->budget_ns = strtoull(words[1], NULL, 10) * COX_NSEC_PER_MSEC;
     report->limit_ns =
         count > 2 ? strtoull(words[2], NULL, 10) * COX_NSEC_PER_MSEC : report->budget_ns;
-    report->preferred = "cox-execute";
     const int r = report->copy ? take(report) : -ENOMEM;
     if (r == 0)
         report_print(report);

@@ -239,7 +239,7 @@ static void phases_of(const struct cox_story *story, const struct cox_record *ow
                    reply = record ? record->reply_ns : 0;
     const uint64_t end = record && record->end_ns ? record->end_ns : reply;
     memset(phases, 0, COX_STORY_PHASE_COUNT * sizeof phases[0]);
-    phases[COX_STORY_WAKE] = span(own ? own->published_ns : 0, taken ? taken : now);
+    phases[COX_STORY_WAKE] = span(own->published_ns, taken ? taken : now);
     if (!taken)
         return;
     phases[COX_STORY_UNPACK] = span(taken, begin ? begin : reply ? reply : now);
@@ -252,7 +252,7 @@ static void phases_of(const struct cox_story *story, const struct cox_record *ow
 
 static bool was_asked(const struct cox_record *own, uint32_t rank)
 {
-    return !own || (own->asked[rank / 64] >> rank % 64 & 1);
+    return own->asked[rank / 64] >> rank % 64 & 1;
 }
 
 static int by_value(const void *a, const void *b)
@@ -300,7 +300,7 @@ static void path_set_present(const struct cox_story *story, uint32_t rank,
     uint64_t since_ns;
     if (!record || !record->taken_ns) {
         path->phase = COX_STORY_WAKE;
-        since_ns = own ? own->published_ns : 0;
+        since_ns = own->published_ns;
     } else if (!record->begin_ns) {
         path->phase = COX_STORY_UNPACK;
         since_ns = record->taken_ns;
@@ -344,9 +344,10 @@ static bool delays_more(const struct delay *one, const struct delay *other)
     return one->epoch != other->epoch ? one->epoch < other->epoch : one->round < other->round;
 }
 
-void cox_story_path(const struct cox_story *story, enum cox_channel_id channel, uint64_t sequence,
+void cox_story_path(const struct cox_story *story, enum cox_channel_id channel,
                     const struct cox_record *own, struct cox_story_path *ret_path)
 {
+    const uint64_t sequence = own->sequence;
     uint64_t phases[COX_RANK_COUNT_MAX][COX_STORY_PHASE_COUNT];
     uint32_t ranks[COX_RANK_COUNT_MAX], count = 0;
     uint64_t last_ns = 0, least = UINT64_MAX, most = 0;
@@ -356,7 +357,7 @@ void cox_story_path(const struct cox_story *story, enum cox_channel_id channel, 
     for (uint32_t rank = 0; rank < story->rank_count; rank++) {
         const struct cox_record *record =
             cox_story_find(&story->ranks[rank].rings[channel], sequence);
-        if (!was_asked(own, rank) || !story->ranks[rank].is_known || (!record && !own))
+        if (!was_asked(own, rank) || !story->ranks[rank].is_known)
             continue;
         /* It has replied, so its record was overwritten, or was that of a process which has been
          * replaced since. */
@@ -364,7 +365,6 @@ void cox_story_path(const struct cox_story *story, enum cox_channel_id channel, 
             continue;
         phases_of(story, own, record, phases[rank]);
         ranks[count++] = rank;
-        ret_path->known += record != NULL;
         if (!record || !record->reply_ns) {
             const struct delay delay = delay_of(story, rank, record);
             cox_rank_set_add(&ret_path->pending, rank);

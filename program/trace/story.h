@@ -81,8 +81,6 @@ const char *cox_story_phase_name(enum cox_story_phase phase);
 
 /* Who a request waited for. */
 struct cox_story_path {
-    /* ranks whose record there is */
-    uint32_t known;
     /* the last rank to reply; -1: none has */
     int last;
     /* of the ranks that were asked, those without a reply */
@@ -97,8 +95,8 @@ struct cox_story_path {
     enum cox_story_phase phase;
     uint64_t phase_ns;
 };
-/* own may be NULL: the coordinator's record was overwritten. */
-void cox_story_path(const struct cox_story *story, enum cox_channel_id channel, uint64_t sequence,
+/* own: the coordinator's record of the request. */
+void cox_story_path(const struct cox_story *story, enum cox_channel_id channel,
                     const struct cox_record *own, struct cox_story_path *ret_path);
 
 /* "MODEL_INFER", "OPAQUE"; "type 99" in buffer. */

@@ -105,7 +105,7 @@ static json_t *step_json(const struct cox_story *story, int channel, const struc
 {
     struct cox_story_path path;
     char buffer[24];
-    cox_story_path(story, (enum cox_channel_id)channel, own->sequence, own, &path);
+    cox_story_path(story, (enum cox_channel_id)channel, own, &path);
     json_t *pending = json_array();
     for (uint32_t rank = 0; rank < story->rank_count; rank++)
         if (cox_rank_set_has(&path.pending, rank))
@@ -369,7 +369,7 @@ static void print_path(const struct cox_story *story, FILE *file)
             char buffer[24], name[COX_STORY_RANK_SIZE];
             if (has_ended(own))
                 break;
-            cox_story_path(story, (enum cox_channel_id)c, own->sequence, own, &path);
+            cox_story_path(story, (enum cox_channel_id)c, own, &path);
             if (!path.pending_count || path.critical < 0)
                 continue;
             cox_story_rank(story, (uint32_t)path.critical, name);
