@@ -50,15 +50,12 @@ struct cox_node_agent_options {
      * */
     const char *model;
     /* as in struct cox_executor_options */
-    const char *runtime_dir;
     const char *crash_dir;
-    uint64_t start_timeout_ms;
     struct cox_log log;
     void *context;
-    /* A line that a rank of this machine wrote. NULL: not told. */
+    /* A line that a rank of this machine wrote. */
     void (*line)(void *context, uint32_t rank, bool is_stderr, const char *text);
-    /* The agent listens to the cluster; later: follows a lead, has lost it, and so on. NULL:
-     * logged. */
+    /* The agent listens to the cluster; later: follows a lead, has lost it, and so on. */
     void (*state)(void *context, const char *text);
     /* Asked every 50 ms; true ends the agent. */
     bool (*cancelled)(void *context);

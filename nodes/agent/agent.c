@@ -37,10 +37,7 @@
 
 void cox_agent_say(const struct agent *agent, const char *text)
 {
-    if (agent->options->state)
-        agent->options->state(agent->options->context, text);
-    else
-        cox_log_write(&agent->options->log, 5, "%s", text);
+    agent->options->state(agent->options->context, text);
 }
 
 /* What a peer said that cannot be; it may say so as often as it likes. */
@@ -643,7 +640,7 @@ int cox_node_agent_run(const struct cox_node_agent_options *options, struct cox_
     while (!ending) {
         nanosleep(&(struct timespec){.tv_nsec = 50 * COX_NSEC_PER_MSEC}, NULL);
         pthread_mutex_lock(&agent->lock);
-        if (options->cancelled && options->cancelled(options->context))
+        if (options->cancelled(options->context))
             agent_end(agent, 0, "has been stopped");
         ending = agent->ending;
         pthread_mutex_unlock(&agent->lock);

@@ -15,8 +15,7 @@
 static void on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
 {
     struct agent *agent = context;
-    if (agent->options->line)
-        agent->options->line(agent->options->context, rank, is_stderr, text);
+    agent->options->line(agent->options->context, rank, is_stderr, text);
     cox_agent_send_text(agent, (int32_t)rank, is_stderr, false, text);
 }
 
@@ -142,10 +141,8 @@ static void start_ranks(struct agent *agent)
     options.recorder.use = agent->no_recorder ? COX_RECORDER_NONE : COX_RECORDER_ALWAYS;
     memcpy(options.memory.request_size, agent->request_size, sizeof options.memory.request_size);
     memcpy(options.memory.response_size, agent->response_size, sizeof options.memory.response_size);
-    options.socket.runtime_dir = from->runtime_dir;
     options.recorder.crash_dir = agent->no_recorder ? NULL : from->crash_dir;
-    options.times.start_timeout_ms =
-        from->start_timeout_ms ? from->start_timeout_ms : START_TIMEOUT_MS;
+    options.times.start_timeout_ms = START_TIMEOUT_MS;
     options.hooks.log = from->log;
     options.hooks.context = agent;
     options.hooks.line = on_line;
@@ -212,14 +209,13 @@ static void restart_rank(struct agent *agent, uint32_t rank)
 {
     const uint32_t i = rank - agent->rank_first;
     struct cox_error why = {0};
-    const uint64_t timeout_ms =
-        agent->options->start_timeout_ms ? agent->options->start_timeout_ms : START_TIMEOUT_MS;
     /* Before there is another process, which may die at once. */
     pthread_mutex_lock(&agent->lock);
     agent->dead[i] = false;
     agent->claimed[i] = 0;
     pthread_mutex_unlock(&agent->lock);
-    int r = cox_executor_restart(agent->executor, rank, cox_deadline_after_ms(timeout_ms), &why);
+    int r =
+        cox_executor_restart(agent->executor, rank, cox_deadline_after_ms(START_TIMEOUT_MS), &why);
     pthread_mutex_lock(&agent->lock);
     if (r == 0)
         ranks_compare(agent);

@@ -95,8 +95,9 @@ static void fault_log(struct cox_nodes *nodes, uint32_t node, const struct cox_e
     pthread_mutex_unlock(&nodes->fault_lock);
 }
 
-static void frame_take(struct cox_nodes *nodes, const char *name, const uint8_t *bytes, size_t size)
+static void frame_take(void *context, const char *name, const uint8_t *bytes, size_t size)
 {
+    struct cox_nodes *nodes = context;
     struct cox_frame frame;
     struct cox_error why = {0};
     uint32_t node = 0;
@@ -141,11 +142,6 @@ static void frame_take(struct cox_nodes *nodes, const char *name, const uint8_t 
     pump(nodes);
 }
 
-static void on_frame(void *context, const char *node, const uint8_t *bytes, size_t size)
-{
-    frame_take(context, node, bytes, size);
-}
-
 static int on_announce(void *context, const char *peer, const char *group, uint32_t kind,
                        uint64_t size, const uint8_t *front, struct cox_error *err)
 {
@@ -176,12 +172,6 @@ static void on_direct(void *context, const char *peer, const char *group, uint32
 
 /* ---- agents whose connection has ended ---- */
 
-static void probe_end(struct probe *probe)
-{
-    cox_close_fd(&probe->fd);
-    probe->fd = -1;
-}
-
 /* The lock is held. r: what is known of the probe. */
 static void probe_take(struct cox_nodes *nodes, uint32_t node, int r)
 {
@@ -189,13 +179,13 @@ static void probe_take(struct cox_nodes *nodes, uint32_t node, int r)
     if (r == -ECONNREFUSED && suspect)
         cox_lead_link_die(&nodes->links[node], nodes->probes[node].reason);
     if (r != -EINPROGRESS || !suspect)
-        probe_end(&nodes->probes[node]);
+        cox_close_fd(&nodes->probes[node].fd);
 }
 
 static void probe_start(struct cox_nodes *nodes, uint32_t node, const char *reason)
 {
     struct probe *probe = &nodes->probes[node];
-    probe_end(probe);
+    cox_close_fd(&probe->fd);
     snprintf(probe->reason, sizeof probe->reason, "%s", reason);
     const int r = cox_direct_probe(nodes->links[node].address);
     probe->fd = r < 0 ? -1 : r;
@@ -535,7 +525,6 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
     pthread_mutex_init(&nodes->fault_lock, NULL);
     cox_log_limit_init(&nodes->faults, &options->log);
     pthread_mutex_init(&nodes->lock, NULL);
-    cox_condition_init(&nodes->changed);
     cox_condition_init(&nodes->fetched);
     cox_lead_events_init(&nodes->events);
     nodes->links = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->links);
@@ -594,7 +583,7 @@ int cox_nodes_open(const struct cox_nodes_options *options, struct cox_nodes **r
         .cancelled = options->cancelled,
         .cancel_context = options->context,
         .context = nodes,
-        .on_frame = on_frame,
+        .on_frame = frame_take,
         .on_gone = on_gone,
         .on_connection = on_connection,
     };
@@ -640,7 +629,6 @@ struct cox_nodes *cox_nodes_close(struct cox_nodes *nodes)
         return NULL;
     pthread_mutex_lock(&nodes->lock);
     nodes->stopping = true;
-    pthread_cond_broadcast(&nodes->changed);
     pthread_mutex_unlock(&nodes->lock);
     if (nodes->threaded)
         pthread_join(nodes->thread, NULL);
@@ -659,7 +647,7 @@ struct cox_nodes *cox_nodes_close(struct cox_nodes *nodes)
     for (uint32_t i = 0; nodes->links && i < nodes->node_count; i++) {
         cox_lead_link_deinit(&nodes->links[i]);
         cox_lead_hello_clear(&nodes->hellos[i]);
-        probe_end(&nodes->probes[i]);
+        cox_close_fd(&nodes->probes[i].fd);
     }
     for (size_t i = 0; i < 2 * nodes->fact_count; i++)
         free(nodes->facts[i]);
@@ -671,7 +659,6 @@ struct cox_nodes *cox_nodes_close(struct cox_nodes *nodes)
     free((void *)nodes->outboxes);
     free(nodes->peers);
     free(nodes->peer_pointers);
-    pthread_cond_destroy(&nodes->changed);
     pthread_cond_destroy(&nodes->fetched);
     pthread_mutex_destroy(&nodes->lock);
     pthread_mutex_destroy(&nodes->fault_lock);

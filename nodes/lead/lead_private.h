@@ -107,8 +107,6 @@ struct cox_nodes {
     struct cox_stacks_fetch stacks;
     /* one of these has come */
     pthread_cond_t fetched;
-    /* stopping has */
-    pthread_cond_t changed;
     /* of each node, for what is too large for NATS; NULL: direct is not open */
     struct cox_outbox **outboxes;
     bool threaded;

@@ -389,7 +389,6 @@ static void transport_stop(void *context, bool failed)
         cox_lead_link_tick(&nodes->links[i], cox_now_ns());
     }
     nodes->stopping = true;
-    pthread_cond_broadcast(&nodes->changed);
     pthread_mutex_unlock(&nodes->lock);
     cox_cluster_flush(nodes->cluster, cox_deadline_after_ms(FLUSH_MS));
 }

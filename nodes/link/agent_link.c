@@ -344,7 +344,6 @@ void cox_agent_link_taken(struct cox_agent_link *link, uint32_t c, uint64_t sequ
     request->memory = cox_payload_memory_unref(request->memory);
     request->taken = true;
     channel->taken = sequence;
-    link->run++;
     if (no_reply) {
         request->done = request->answered = true;
         link->changed = true;

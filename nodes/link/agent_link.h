@@ -122,7 +122,7 @@ struct cox_agent_link {
     /* connections that its agent has refused; the caller's */
     uint32_t refused;
     /* counts */
-    uint64_t run, repeated, expired, stale, gaps;
+    uint64_t repeated, expired, stale, gaps;
     void *context;
     /* A frame for the lead. Takes bytes (free). */
     void (*send)(void *context, uint8_t *bytes, size_t size);

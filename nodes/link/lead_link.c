@@ -219,12 +219,10 @@ void cox_lead_link_die(struct cox_lead_link *link, const char *text)
     link_forget(link);
     snprintf(link->reason, sizeof link->reason, "%s", text);
     for (uint32_t i = 0; i < link->rank_count; i++) {
-        const bool attached = link->ranks[i].attached != 0;
-        /* Processes of it that come back are wanted when the executor opens the rank again. */
-        if (attached)
-            link->ranks[i] = (struct cox_lead_rank){0};
-        if (!attached)
+        if (link->ranks[i].attached == 0)
             continue;
+        /* Processes of it that come back are wanted when the executor opens the rank again. */
+        link->ranks[i] = (struct cox_lead_rank){0};
         struct cox_lead_event *event = event_add(link, COX_LEAD_RANK_DIED);
         event->rank = link->rank_first + i;
         event->exit_status = -1;
@@ -405,7 +403,6 @@ static void deliver_answer(struct cox_lead_link *link, uint32_t channel,
 {
     struct cox_answer answer;
     uint8_t *bytes = request->answer;
-    bool used = false;
     request->answer = NULL;
     cox_answer_unpack(bytes, request->answer_size, link->rank_first,
                       link->rank_first + link->rank_count, &answer, NULL); /* it was checked */
@@ -423,9 +420,8 @@ static void deliver_answer(struct cox_lead_link *link, uint32_t channel,
             continue;
         /* Events are handled in this order: the last one frees the bytes of all. */
         deliver_reply(link, channel, request, reply->rank, reply, i == last ? bytes : NULL);
-        used = true;
     }
-    if (!used)
+    if (last == answer.count)
         free(bytes);
     request->answered = true;
     request->answered_ns = link->heard_ns;
