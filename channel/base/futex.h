@@ -65,11 +65,6 @@ static inline void cox_futex_wake_some(_Atomic uint32_t *word, int count)
         continue;
 }
 
-static inline void cox_futex_wake_one(_Atomic uint32_t *word)
-{
-    cox_futex_wake_some(word, 1);
-}
-
 /* Wakes all waiters. */
 static inline void cox_futex_wake(_Atomic uint32_t *word)
 {

@@ -142,7 +142,7 @@ static inline void cox_semaphore_post(struct cox_semaphore *semaphore)
     if (!cox_semaphore_add(semaphore))
         return;
     const int saved = errno;
-    cox_futex_wake_one(cox_semaphore_count(semaphore));
+    cox_futex_wake_some(cox_semaphore_count(semaphore), 1);
     errno = saved;
 }
 

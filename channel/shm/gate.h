@@ -39,14 +39,17 @@ struct cox_gate;
 struct cox_gate_ops {
     /* one wakeup wakes every rank, and the coordinator blocks on all ranks at once */
     bool shared;
+    /* NULL: nothing to do, every reply posts */
     void (*arm)(struct cox_gate *gate, uint64_t sequence, uint32_t count);
     void (*open)(struct cox_gate *gate, const struct cox_rank_set *ranks);
     void (*reply)(struct cox_gate *gate, uint32_t rank, uint64_t sequence, bool failed);
     void (*post)(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup);
     void (*wake)(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup);
+    /* NULL: nothing to do, a token that is posted between the check and the wait ends the wait */
     uint32_t (*wake_sequence)(const struct cox_gate *gate, enum cox_wakeup wakeup);
     int (*wait)(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup,
                 uint32_t wake_sequence, uint64_t deadline_ns);
+    /* NULL: nothing to do, there are no tokens; all three or none */
     bool (*take)(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup);
     void (*absorb)(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup);
     int (*reset)(struct cox_gate *gate, enum cox_channel_id channel, uint32_t rank, unsigned depth,
@@ -114,7 +117,8 @@ static inline void cox_gate_close(struct cox_gate *gate)
 /* Before a request is published: `count` ranks will reply to it. */
 static inline void cox_gate_arm(struct cox_gate *gate, uint64_t sequence, uint32_t count)
 {
-    gate->ops->arm(gate, sequence, count);
+    if (gate->ops->arm)
+        gate->ops->arm(gate, sequence, count);
 }
 /* Wakes every rank of the set: one post each, or one for all. */
 static inline void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks)
@@ -144,7 +148,7 @@ static inline void cox_gate_wake(struct cox_gate *gate, uint32_t rank, enum cox_
 /* For wait; to be read before the check of the shared state. */
 static inline uint32_t cox_gate_wake_sequence(const struct cox_gate *gate, enum cox_wakeup wakeup)
 {
-    return gate->ops->wake_sequence(gate, wakeup);
+    return gate->ops->wake_sequence ? gate->ops->wake_sequence(gate, wakeup) : 0;
 }
 /* Blocks for a token. Returns 0: one was taken (futexes: possibly spurious); COX_EMPTY: woken, but
  * another thread took the token, or it was overwritten; COX_TIMEOUT; -EINTR, with signals_end;
@@ -157,12 +161,13 @@ static inline int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_w
 /* True: a token was there and was taken. */
 static inline bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup)
 {
-    return gate->ops->take(gate, rank, wakeup);
+    return gate->ops->take ? gate->ops->take(gate, rank, wakeup) : false;
 }
 /* The state words have shown the event of one token: matches it, now or when it is posted. */
 static inline void cox_gate_absorb(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup)
 {
-    gate->ops->absorb(gate, rank, wakeup);
+    if (gate->ops->absorb)
+        gate->ops->absorb(gate, rank, wakeup);
 }
 /* The coordinator has taken the reply of a rank out of its slot: matches the reply's token; with
  * credits, gives the slot back to the rank. */
@@ -191,7 +196,7 @@ static inline int cox_gate_reset(struct cox_gate *gate, enum cox_channel_id chan
                                  unsigned depth, int ret_fds[COX_WAKEUP_COUNT],
                                  struct cox_error *err)
 {
-    return gate->ops->reset(gate, channel, rank, depth, ret_fds, err);
+    return gate->ops->reset ? gate->ops->reset(gate, channel, rank, depth, ret_fds, err) : 0;
 }
 
 #endif

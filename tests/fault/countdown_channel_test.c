@@ -165,7 +165,8 @@ CONSTRUCT(channel_attach,
 DESTROY(channel_close, cox_channel_close(object))
 CONSTRUCT(gate_create,
           cox_gate_create_semaphores(object, countdown_group(), channel_id, &geometry, err))
-CONSTRUCT(gate_attach, cox_gate_attach_semaphores(object, countdown_group(), channel_id, 1, err))
+CONSTRUCT(gate_attach,
+          cox_gate_attach_semaphores(object, countdown_group(), NULL, channel_id, 1, err))
 DESTROY(gate_close, cox_gate_close(object))
 
 /* Only what is the test's own: names that a failed attempt left are found. */
@@ -218,7 +219,8 @@ static void renew_prepare(void)
     group_prepare();
     own_gate = malloc(sizeof *own_gate);
     assert_non_null(own_gate);
-    assert_ok(cox_gate_attach_semaphores(own_gate, countdown_group(), channel_id, 1, test_err()));
+    assert_ok(
+        cox_gate_attach_semaphores(own_gate, countdown_group(), NULL, channel_id, 1, test_err()));
 }
 
 static void renew_restore(void)

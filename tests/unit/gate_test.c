@@ -75,7 +75,8 @@ LEAK_TEST(the_error_channel_has_one_pair_for_all_ranks)
     assert_int_equal(shm_count("sem."), 2);
     assert_int_equal(count_of(COX_CHANNEL_ERROR, COX_WAKEUP_RESPONSE_PRODUCE, 0), 1);
     assert_int_equal(count_of(COX_CHANNEL_ERROR, COX_WAKEUP_RESPONSE_CONSUME, 0), 0);
-    assert_int_equal(cox_gate_attach_semaphores(&rank4, GROUP, COX_CHANNEL_ERROR, 4, NULL), 0);
+    assert_int_equal(cox_gate_attach_semaphores(&rank4, GROUP, NULL, COX_CHANNEL_ERROR, 4, NULL),
+                     0);
     assert_true(cox_gate_take(&rank4, 0, COX_WAKEUP_RESPONSE_PRODUCE));
     cox_gate_post(&rank4, 0, COX_WAKEUP_RESPONSE_CONSUME);
     assert_int_equal(
@@ -89,7 +90,8 @@ LEAK_TEST(each_rank_attaches_its_own_four)
     struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 4, 1), ranks[4];
     for (uint32_t rank = 0; rank < 4; rank++)
         assert_int_equal(
-            cox_gate_attach_semaphores(&ranks[rank], GROUP, COX_CHANNEL_EXECUTE, rank, NULL), 0);
+            cox_gate_attach_semaphores(&ranks[rank], GROUP, NULL, COX_CHANNEL_EXECUTE, rank, NULL),
+            0);
     for (uint32_t asked = 0; asked < 4; asked++) {
         struct cox_rank_set set = {{0}};
         cox_rank_set_add(&set, asked);
@@ -115,18 +117,20 @@ LEAK_TEST(attaching_says_which_semaphore_is_missing)
         cox_name_wakeup(object, GROUP, COX_CHANNEL_LINK, (enum cox_wakeup)b, 1);
         snprintf(path, sizeof path, SHM "/sem.%s", object + 1);
         assert_int_equal(chmod(path, 0640), 0);
-        assert_refused(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 1, test_err()),
-                       COX_DENIED, object);
+        assert_refused(
+            cox_gate_attach_semaphores(&rank, GROUP, NULL, COX_CHANNEL_LINK, 1, test_err()),
+            COX_DENIED, object);
         assert_int_equal(chmod(path, 0600), 0);
     }
     for (int b = COX_WAKEUP_COUNT - 1; b >= 0; b--) {
         cox_name_wakeup(object, GROUP, COX_CHANNEL_LINK, (enum cox_wakeup)b, 1);
         assert_int_equal(cox_semaphore_unlink(object), 0);
-        assert_refused(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 1, test_err()),
-                       COX_NOT_FOUND, object);
+        assert_refused(
+            cox_gate_attach_semaphores(&rank, GROUP, NULL, COX_CHANNEL_LINK, 1, test_err()),
+            COX_NOT_FOUND, object);
     }
     assert_null(rank.wakeups);
-    assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 2, NULL),
+    assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, NULL, COX_CHANNEL_LINK, 2, NULL),
                      COX_NOT_FOUND);
     gone(&gate, COX_CHANNEL_LINK, 2);
 }
@@ -152,7 +156,8 @@ LEAK_TEST(a_name_in_the_way_leaves_only_itself)
 LEAK_TEST(b49_a_gate_works_on_without_its_names)
 {
     struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 2, 1), rank = {0};
-    assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_EXECUTE, 1, NULL), 0);
+    assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, NULL, COX_CHANNEL_EXECUTE, 1, NULL),
+                     0);
     unlink_wakeups(COX_CHANNEL_EXECUTE, 2);
     assert_int_equal(shm_count(NULL), 0);
     for (int i = 0; i < 100; i++) {
@@ -302,8 +307,8 @@ LEAK_TEST(no_wake_up_is_lost_between_state_and_sleep)
     struct duet duet = {.coordinator = created(COX_CHANNEL_EXECUTE, 1, 1), .rounds = 20000};
     uint64_t seen = 0;
     void *result;
-    assert_int_equal(cox_gate_attach_semaphores(&duet.rank, GROUP, COX_CHANNEL_EXECUTE, 0, NULL),
-                     0);
+    assert_int_equal(
+        cox_gate_attach_semaphores(&duet.rank, GROUP, NULL, COX_CHANNEL_EXECUTE, 0, NULL), 0);
     pthread_t thread = test_thread(play_rank, &duet);
     while (seen < duet.rounds) {
         if (atomic_load_explicit(&duet.events, memory_order_acquire) == seen) {

@@ -64,7 +64,7 @@ int cox_channel_attach(struct cox_channel *channel, const char *name,
         r = cox_region_attach(&made.response, cox_name_response(object, name, id),
                               sizes->response_size, COX_REGION_WRITE, err);
     if (r == 0)
-        r = cox_gate_attach_semaphores(&made.gate, name, id, rank, err);
+        r = cox_gate_attach_semaphores(&made.gate, name, NULL, id, rank, err);
     if (r) {
         cox_channel_close(&made);
         return r;
@@ -148,7 +148,7 @@ int cox_fd_bundle_attach(const struct cox_fd_bundle *bundle, struct cox_channel 
         r = cox_region_attach_fd(&made.response, bundle->fds[cox_fd_bundle_response(id)],
                                  cox_channel_name(id), sizes->response_size, COX_REGION_WRITE, err);
     if (r == 0)
-        r = cox_gate_attach_fds(&made.gate, wakeups, id, rank, err);
+        r = cox_gate_attach_semaphores(&made.gate, NULL, wakeups, id, rank, err);
     if (r) {
         cox_channel_close(&made);
         return r;

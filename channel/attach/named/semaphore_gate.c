@@ -77,14 +77,6 @@ static void semaphores_close(struct cox_gate *gate)
     *gate = (struct cox_gate){.ops = gate->ops};
 }
 
-/* Every reply posts: there is nothing to count. */
-COX_HOT static void semaphores_arm(struct cox_gate *gate, uint64_t sequence, uint32_t count)
-{
-    (void)gate;
-    (void)sequence;
-    (void)count;
-}
-
 COX_HOT static void semaphores_post(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup)
 {
     if (gate_is_silent(gate, wakeup))
@@ -115,15 +107,6 @@ static void semaphores_wake(struct cox_gate *gate, uint32_t rank, enum cox_wakeu
         return;
     cox_semaphore_wake(&gate_wakeup(gate, rank, wakeup)->semaphore);
     cox_fault_point((enum cox_fault_point)(COX_FAULT_POSTED_REQUEST_PRODUCE + (int)wakeup));
-}
-
-/* A token that is posted between the check and the wait ends the wait. */
-COX_HOT static uint32_t semaphores_wake_sequence(const struct cox_gate *gate,
-                                                 enum cox_wakeup wakeup)
-{
-    (void)gate;
-    (void)wakeup;
-    return 0;
 }
 
 COX_HOT static int semaphores_wait(struct cox_gate *gate, uint32_t rank, enum cox_wakeup which,
@@ -194,12 +177,10 @@ static int semaphores_reset(struct cox_gate *gate, enum cox_channel_id channel, 
 }
 
 static const struct cox_gate_ops semaphore_ops = {
-    .arm = semaphores_arm,
     .open = semaphores_open,
     .reply = semaphores_reply,
     .post = semaphores_post,
     .wake = semaphores_wake,
-    .wake_sequence = semaphores_wake_sequence,
     .wait = semaphores_wait,
     .take = semaphores_take,
     .absorb = semaphores_absorb,
@@ -260,8 +241,8 @@ unlink_created:
     return r;
 }
 
-int cox_gate_attach_semaphores(struct cox_gate *gate, const char *name, enum cox_channel_id channel,
-                               uint32_t rank, struct cox_error *err)
+int cox_gate_attach_semaphores(struct cox_gate *gate, const char *name, const int *fds,
+                               enum cox_channel_id channel, uint32_t rank, struct cox_error *err)
 {
     struct cox_gate made;
     uint32_t pair = channel == COX_CHANNEL_ERROR ? 0 : rank;
@@ -274,30 +255,11 @@ int cox_gate_attach_semaphores(struct cox_gate *gate, const char *name, enum cox
         enum cox_wakeup wakeup = (enum cox_wakeup)b;
         if (!cox_wakeup_exists(channel, wakeup))
             continue;
-        cox_name_wakeup(object, name, channel, wakeup, pair);
-        r = cox_semaphore_attach(&gate_wakeup(&made, pair, wakeup)->semaphore, object, err);
+        struct cox_semaphore *semaphore = &gate_wakeup(&made, pair, wakeup)->semaphore;
+        r = fds ? cox_semaphore_attach_fd(semaphore, fds[b], cox_channel_name(channel), err)
+                : cox_semaphore_attach(semaphore,
+                                       cox_name_wakeup(object, name, channel, wakeup, pair), err);
     }
-    if (r) {
-        semaphores_close(&made);
-        return r;
-    }
-    *gate = made;
-    return 0;
-}
-
-int cox_gate_attach_fds(struct cox_gate *gate, const int fds[COX_WAKEUP_COUNT],
-                        enum cox_channel_id channel, uint32_t rank, struct cox_error *err)
-{
-    struct cox_gate made;
-    uint32_t pair = channel == COX_CHANNEL_ERROR ? 0 : rank;
-    int r = gate_init(&made, pair, 1);
-    if (r)
-        return cox_fail(err, r, "semaphores of %s: %s", cox_channel_name(channel),
-                        cox_status_text(r));
-    for (int b = 0; r == 0 && b < COX_WAKEUP_COUNT; b++)
-        if (cox_wakeup_exists(channel, (enum cox_wakeup)b))
-            r = cox_semaphore_attach_fd(&gate_wakeup(&made, pair, (enum cox_wakeup)b)->semaphore,
-                                        fds[b], cox_channel_name(channel), err);
     if (r) {
         semaphores_close(&made);
         return r;

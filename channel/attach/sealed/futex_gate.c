@@ -118,34 +118,6 @@ COX_HOT static int futexes_wait(struct cox_gate *gate, uint32_t rank, enum cox_w
     return word_sleep(word, asleep, wake_sequence, deadline_ns, signals_end);
 }
 
-/* There are no tokens. */
-static bool futexes_take(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup)
-{
-    (void)gate;
-    (void)rank;
-    (void)wakeup;
-    return false;
-}
-
-COX_HOT static void futexes_absorb(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup)
-{
-    (void)gate;
-    (void)rank;
-    (void)wakeup;
-}
-
-static int futexes_reset(struct cox_gate *gate, enum cox_channel_id channel, uint32_t rank,
-                         unsigned depth, int ret_fds[COX_WAKEUP_COUNT], struct cox_error *err)
-{
-    (void)gate;
-    (void)channel;
-    (void)rank;
-    (void)depth;
-    (void)ret_fds;
-    (void)err;
-    return 0;
-}
-
 /* The words are borrowed. */
 static void futexes_close(struct cox_gate *gate)
 {
@@ -161,9 +133,6 @@ static const struct cox_gate_ops futex_ops = {
     .wake = futexes_post,
     .wake_sequence = futexes_wake_sequence,
     .wait = futexes_wait,
-    .take = futexes_take,
-    .absorb = futexes_absorb,
-    .reset = futexes_reset,
     .close = futexes_close,
 };
 
