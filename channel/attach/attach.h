@@ -144,17 +144,21 @@ struct cox_attach_mode {
     int (*create)(const struct cox_attach_request *request, struct cox_attach_group **ret_group,
                   struct cox_error *err);
     struct cox_attach_group *(*free)(struct cox_attach_group *group);
+    /* NULL: nothing has a name */
     int (*remove_names)(struct cox_attach_group *group);
     int (*lend)(struct cox_attach_group *group, uint32_t rank, int *ret_fds, uint32_t *ret_count,
                 struct cox_error *err);
     int (*hand_out)(struct cox_attach_group *group, uint32_t rank, struct cox_attach_fds *fds,
                     bool *ret_renewed, struct cox_error *err);
+    /* NULL: all ranks write the same regions */
     int (*give)(struct cox_attach_group *group, uint32_t rank, struct cox_error *err);
     void (*put_away)(struct cox_attach_group *group, uint32_t rank, bool lent);
     int (*renew_rank)(struct cox_attach_group *group, uint32_t rank, struct cox_error *err);
+    /* NULL: wakeups are no fds */
     int *(*wakeup_fds)(struct cox_attach_group *group, uint32_t rank, enum cox_channel_id channel);
     /* NULL: ranks find nothing by its name once they have attached */
     int (*renew_all)(struct cox_attach_group *group, struct cox_error *err);
+    /* both NULL: a rank's memory of the rank group is new with its process */
     int (*renew_rank_group)(struct cox_attach_group *group, uint64_t incarnation,
                             struct cox_error *err);
     int (*keep_rank_group)(struct cox_attach_group *group, uint64_t incarnation);
@@ -244,7 +248,7 @@ static inline struct cox_attach_group *cox_attach_free(struct cox_attach_group *
  * process has removed them, and nothing was removed now. */
 static inline int cox_attach_unlink(struct cox_attach_group *group)
 {
-    return group ? group->mode->remove_names(group) : 0;
+    return group && group->mode->remove_names ? group->mode->remove_names(group) : 0;
 }
 /* For a process that is about to be started as the rank: the fds that it inherits, lent until
  * put_away; from here on only the rank writes what it alone may. ret_fds has room for any mode's
@@ -267,7 +271,7 @@ static inline int cox_attach_hand_out(struct cox_attach_group *group, uint32_t r
 static inline int cox_attach_give(struct cox_attach_group *group, uint32_t rank,
                                   struct cox_error *err)
 {
-    return group->mode->give(group, rank, err);
+    return group->mode->give ? group->mode->give(group, rank, err) : 0;
 }
 /* A process has become the rank, or none will: this one keeps no fd that was for it alone. lent: by
  * lend. */
@@ -283,11 +287,12 @@ static inline int cox_attach_renew_rank(struct cox_attach_group *group, uint32_t
 {
     return group->mode->renew_rank(group, rank, err);
 }
-/* Where cox_gate_reset puts the fds of the rank's new wakeups on this channel. */
+/* Where cox_gate_reset puts the fds of the rank's new wakeups on this channel. NULL: wakeups are no
+ * fds. */
 static inline int *cox_attach_wakeup_fds(struct cox_attach_group *group, uint32_t rank,
                                          enum cox_channel_id channel)
 {
-    return group->mode->wakeup_fds(group, rank, channel);
+    return group->mode->wakeup_fds ? group->mode->wakeup_fds(group, rank, channel) : NULL;
 }
 /* While every rank is dead: new memory under the old names. Returns 0, also where ranks find
  * nothing by its name; COX_NOT_FOUND: another process has removed the names; COX_CLOSED: unlink
@@ -302,11 +307,12 @@ static inline int cox_attach_renew_all(struct cox_attach_group *group, struct co
 static inline int cox_attach_renew_rank_group(struct cox_attach_group *group, uint64_t incarnation,
                                               struct cox_error *err)
 {
-    return group->mode->renew_rank_group(group, incarnation, err);
+    return group->mode->renew_rank_group ? group->mode->renew_rank_group(group, incarnation, err)
+                                         : 0;
 }
 static inline int cox_attach_keep_rank_group(struct cox_attach_group *group, uint64_t incarnation)
 {
-    return group->mode->keep_rank_group(group, incarnation);
+    return group->mode->keep_rank_group ? group->mode->keep_rank_group(group, incarnation) : 0;
 }
 /* The fds of the memory that the rank owns as a member of the rank group; -1: taken. The caller may
  * take them. NULL: members own none. */

@@ -364,24 +364,20 @@ static int region_memfd(const char *label, uint64_t size, unsigned flags)
     return -1;
 }
 
-/* region_memfd has failed. */
-static int memfd_fail(const char *label, uint64_t size, struct cox_error *err)
-{
-    int e = errno;
-    return cox_fail(err, e == ENOSPC || e == ENOMEM ? COX_NO_SPACE : -e,
-                    "memory '%s' of %" PRIu64 " bytes: %s", label, size, cox_status_text(-e));
-}
-
+/* region NULL: not mapped. */
 static int region_create_memfd(struct cox_region *region, const char *label, uint64_t size,
                                unsigned flags, unsigned seals, int *ret_fd, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int fd =
         region_memfd(label, size, flags | MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0)
-        return memfd_fail(label, size, err);
+    if (fd < 0) {
+        const int e = errno;
+        return cox_fail(err, e == ENOSPC || e == ENOMEM ? COX_NO_SPACE : -e,
+                        "memory '%s' of %" PRIu64 " bytes: %s", label, size, cox_status_text(-e));
+    }
     struct cox_region made = {0};
     int r = cox_fd_raise(&fd);
-    if (r == 0)
+    if (r == 0 && region)
         r = cox_region_map(&made, fd, size, COX_REGION_WRITE, label, err);
     cox_fault_point(COX_FAULT_MEMORY_CREATED);
     if (r == 0 && fcntl(fd, F_ADD_SEALS, (int)seals) < 0)
@@ -390,7 +386,8 @@ static int region_create_memfd(struct cox_region *region, const char *label, uin
         cox_region_detach(&made);
         return cox_fail(err, r, "memory '%s': %s", label, cox_status_text(r));
     }
-    *region = made;
+    if (region)
+        *region = made;
     *ret_fd = cox_steal_fd(&fd);
     return 0;
 }
@@ -430,20 +427,8 @@ int cox_region_open_reader(int fd, const char *label, int *ret_fd, struct cox_er
 int cox_region_create_unnamed_unmapped(const char *label, uint64_t size, unsigned seals,
                                        int *ret_fd, struct cox_error *err)
 {
-    int r = region_check_limit("memory", label, size, err);
-    if (r)
-        return r;
-    _cox_cleanup_(cox_close_fd) int fd = region_memfd(label, size, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0)
-        return memfd_fail(label, size, err);
-    r = cox_fd_raise(&fd);
-    cox_fault_point(COX_FAULT_MEMORY_CREATED);
-    if (r == 0 && fcntl(fd, F_ADD_SEALS, (int)seals) < 0)
-        r = -errno;
-    if (r)
-        return cox_fail(err, r, "memory '%s': %s", label, cox_status_text(r));
-    *ret_fd = cox_steal_fd(&fd);
-    return 0;
+    const int r = region_check_limit("memory", label, size, err);
+    return r ? r : region_create_memfd(NULL, label, size, 0, seals, ret_fd, err);
 }
 
 int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned seals, int *ret_fd,

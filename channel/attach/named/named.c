@@ -185,15 +185,6 @@ int cox_named_hand_out(struct cox_attach_group *group, uint32_t rank, struct cox
     return 0;
 }
 
-/* All ranks write the same regions. */
-int cox_named_give(struct cox_attach_group *group, uint32_t rank, struct cox_error *err)
-{
-    (void)group;
-    (void)rank;
-    (void)err;
-    return 0;
-}
-
 void cox_named_put_away(struct cox_attach_group *group, uint32_t rank, bool lent)
 {
     struct cox_fd_bundle *bundle = &named_of(group)->replacements[rank];

@@ -36,7 +36,6 @@ int cox_named_lend(struct cox_attach_group *group, uint32_t rank, int *ret_fds, 
                    struct cox_error *err);
 int cox_named_hand_out(struct cox_attach_group *group, uint32_t rank, struct cox_attach_fds *fds,
                        bool *ret_renewed, struct cox_error *err);
-int cox_named_give(struct cox_attach_group *group, uint32_t rank, struct cox_error *err);
 void cox_named_put_away(struct cox_attach_group *group, uint32_t rank, bool lent);
 int cox_named_renew_rank(struct cox_attach_group *group, uint32_t rank, struct cox_error *err);
 int *cox_named_wakeup_fds(struct cox_attach_group *group, uint32_t rank,
@@ -59,10 +58,10 @@ int cox_named_open_recorder(struct cox_attached *attached, int *ret_fd, int *ret
 /* The functions above, for struct cox_attach_mode. */
 #define COX_NAMED_FUNCTIONS                                                                        \
     .account = cox_named_account, .free = cox_named_free, .remove_names = cox_named_unlink,        \
-    .lend = cox_named_lend, .hand_out = cox_named_hand_out, .give = cox_named_give,                \
-    .put_away = cox_named_put_away, .renew_rank = cox_named_renew_rank,                            \
-    .wakeup_fds = cox_named_wakeup_fds, .renew_rank_group = cox_named_renew_rank_group,            \
-    .keep_rank_group = cox_named_keep_rank_group, .leave = cox_named_leave,                        \
-    .join_rank_group = cox_named_join_rank_group, .open_recorder = cox_named_open_recorder
+    .lend = cox_named_lend, .hand_out = cox_named_hand_out, .put_away = cox_named_put_away,        \
+    .renew_rank = cox_named_renew_rank, .wakeup_fds = cox_named_wakeup_fds,                        \
+    .renew_rank_group = cox_named_renew_rank_group, .keep_rank_group = cox_named_keep_rank_group,  \
+    .leave = cox_named_leave, .join_rank_group = cox_named_join_rank_group,                        \
+    .open_recorder = cox_named_open_recorder
 
 #endif

@@ -15,8 +15,6 @@
 struct sealed_group {
     struct cox_attach_group base;
     struct cox_sealed sealed;
-    /* futexes are no fds */
-    int no_wakeups[COX_WAKEUP_COUNT];
 };
 
 static void sealed_account(const struct cox_geometry *geometry,
@@ -83,18 +81,13 @@ static struct cox_attach_group *sealed_free(struct cox_attach_group *group)
     return NULL;
 }
 
-/* Nothing has a name. */
-static int sealed_unlink(struct cox_attach_group *group)
-{
-    (void)group;
-    return 0;
-}
-
 /* ---- what a process gets ---- */
 
+/* The coordinator's mapping of the rank's memory becomes read-only, before the rank's process gets
+ * it; from then on it has one writer. The next renew makes it writable again. */
 static int sealed_give(struct cox_attach_group *group, uint32_t rank, struct cox_error *err)
 {
-    const int r = cox_sealed_give_rank(&sealed_of(group)->sealed, rank);
+    const int r = cox_region_protect(&sealed_of(group)->sealed.ranks[rank]);
     return r ? cox_fail(err, r, "memory of rank %" PRIu32 ": %s", rank, cox_status_text(r)) : 0;
 }
 
@@ -152,31 +145,6 @@ static int sealed_renew_rank(struct cox_attach_group *group, uint32_t rank, stru
     return cox_sealed_renew_rank(&sealed_of(group)->sealed, group->request.geometry, rank, err);
 }
 
-static int *sealed_wakeup_fds(struct cox_attach_group *group, uint32_t rank,
-                              enum cox_channel_id channel)
-{
-    (void)rank;
-    (void)channel;
-    return sealed_of(group)->no_wakeups;
-}
-
-/* Each rank's memory of the rank group is new with its process. */
-static int sealed_renew_rank_group(struct cox_attach_group *group, uint64_t incarnation,
-                                   struct cox_error *err)
-{
-    (void)group;
-    (void)incarnation;
-    (void)err;
-    return 0;
-}
-
-static int sealed_keep_rank_group(struct cox_attach_group *group, uint64_t incarnation)
-{
-    (void)group;
-    (void)incarnation;
-    return 0;
-}
-
 static int *sealed_member_fds(struct cox_attach_group *group, uint32_t rank)
 {
     return sealed_of(group)->sealed.group_fds[rank];
@@ -195,7 +163,6 @@ static int sealed_join(const struct cox_attach_place *place, struct cox_attached
     struct sealed_rank *rank = calloc(1, sizeof *rank);
     if (!rank)
         return cox_fail(err, -ENOMEM, "no memory for the group's memfds");
-    cox_sealed_init(&rank->sealed);
     const int r =
         cox_sealed_attach(&rank->sealed, place->control, place->rank, place->bundle->fds, err);
     if (r) {
@@ -267,15 +234,11 @@ const struct cox_attach_mode cox_attach_sealed = {
     .account = sealed_account,
     .create = sealed_create,
     .free = sealed_free,
-    .remove_names = sealed_unlink,
     .lend = sealed_lend,
     .hand_out = sealed_hand_out,
     .give = sealed_give,
     .put_away = sealed_put_away,
     .renew_rank = sealed_renew_rank,
-    .wakeup_fds = sealed_wakeup_fds,
-    .renew_rank_group = sealed_renew_rank_group,
-    .keep_rank_group = sealed_keep_rank_group,
     .member_fds = sealed_member_fds,
     .join = sealed_join,
     .leave = sealed_leave,

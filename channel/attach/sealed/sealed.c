@@ -76,16 +76,6 @@ static int create_request(struct cox_sealed *sealed, struct cox_control *control
     return cox_region_open_reader(fd, "cox_request", &sealed->request_fd, err);
 }
 
-/* Never on huge pages: a writer can punch holes, and a hole is filled again only while pages of its
- * kind are free. Without a free huge page the next access, also the coordinator's, would raise
- * SIGBUS. */
-static int create_rank(struct cox_region *region, const struct cox_geometry *geometry, int *ret_fd,
-                       struct cox_error *err)
-{
-    return cox_region_create_unnamed(region, "cox_rank", cox_geometry_rank_object_size(geometry),
-                                     SEALS_SIZE, false, ret_fd, err);
-}
-
 /* Not mapped here, and without the seals that the rank adds. */
 static int create_group(int ret_fds[COX_ATTACH_MEMBER_FD_COUNT], struct cox_error *err)
 {
@@ -112,7 +102,12 @@ int cox_sealed_create(struct cox_sealed *sealed, struct cox_control *control,
                                       cox_geometry_wake_memory_size(geometry), SEALS_SIZE, false,
                                       &sealed->wake_fd, err);
     for (uint32_t rank = 0; r == 0 && rank < geometry->rank_count; rank++) {
-        r = create_rank(&sealed->ranks[rank], geometry, &sealed->rank_fds[rank], err);
+        /* Never on huge pages: a writer can punch holes, and a hole is filled again only while
+         * pages of its kind are free. Without a free huge page the next access, also the
+         * coordinator's, would raise SIGBUS. */
+        r = cox_region_create_unnamed(&sealed->ranks[rank], "cox_rank",
+                                      cox_geometry_rank_object_size(geometry), SEALS_SIZE, false,
+                                      &sealed->rank_fds[rank], err);
         control->ranks[rank] = sealed->ranks[rank].base;
         if (r == 0)
             r = create_group(sealed->group_fds[rank], err);
@@ -127,13 +122,12 @@ int cox_sealed_create(struct cox_sealed *sealed, struct cox_control *control,
 int cox_sealed_renew_rank(struct cox_sealed *sealed, const struct cox_geometry *geometry,
                           uint32_t rank, struct cox_error *err)
 {
-    struct cox_region made = {0};
     _cox_cleanup_(cox_close_fd) int fd = -1;
     int group_fds[COX_ATTACH_MEMBER_FD_COUNT];
-    int r = create_rank(&made, geometry, &fd, err);
+    int r = cox_region_create_unnamed_unmapped("cox_rank", cox_geometry_rank_object_size(geometry),
+                                               SEALS_SIZE | F_SEAL_SEAL, &fd, err);
     if (r)
         return r;
-    cox_region_detach(&made);
     r = create_group(group_fds, err);
     if (r)
         return r;
@@ -152,11 +146,6 @@ int cox_sealed_renew_rank(struct cox_sealed *sealed, const struct cox_geometry *
                         cox_status_text(-errno));
     cox_fault_point(COX_FAULT_MEMORY_RENEWED);
     return 0;
-}
-
-int cox_sealed_give_rank(struct cox_sealed *sealed, uint32_t rank)
-{
-    return cox_region_protect(&sealed->ranks[rank]);
 }
 
 void cox_sealed_hand_out(const struct cox_sealed *sealed, uint32_t rank,

@@ -73,10 +73,6 @@ int cox_sealed_create(struct cox_sealed *sealed, struct cox_control *control,
  * in part, so call it again before the memory is handed out. */
 int cox_sealed_renew_rank(struct cox_sealed *sealed, const struct cox_geometry *geometry,
                           uint32_t rank, struct cox_error *err);
-/* Coordinator: makes its mapping of this rank's memory read-only, before the rank's process gets
- * it; from then on it has one writer. The next renew makes it writable again. Returns 0 or -errno.
- */
-int cox_sealed_give_rank(struct cox_sealed *sealed, uint32_t rank);
 /* The fds for a rank; all are lent. */
 void cox_sealed_hand_out(const struct cox_sealed *sealed, uint32_t rank,
                          int ret_fds[COX_SEALED_FD_COUNT]);
