@@ -125,3 +125,18 @@ int cox_fd_raise(int *fd)
     *fd = raised;
     return 0;
 }
+
+ssize_t cox_small_file_read(const char *path, char *text, size_t text_size)
+{
+    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    ssize_t length;
+    do
+        length = read(fd, text, text_size - 1);
+    while (length < 0 && errno == EINTR);
+    if (length < 0)
+        return -errno;
+    text[length] = '\0';
+    return length;
+}

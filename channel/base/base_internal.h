@@ -6,6 +6,7 @@
 
 #include <endian.h>
 #include <string.h>
+#include <sys/types.h>
 
 /* The same clock at the kernel's last tick, a few milliseconds ago at most. Cheaper; for timestamps
  * that are only displayed. */
@@ -23,6 +24,9 @@ int cox_deadline_poll_ms(uint64_t deadline_ns);
  *   -errno, with *fd as it was
  */
 int cox_fd_raise(int *fd);
+/* Reads a small file, at most text_size - 1 bytes, and adds a 0. Returns the length without it, or
+ * -errno. */
+ssize_t cox_small_file_read(const char *path, char *text, size_t text_size);
 
 /* ---- numbers in messages and files: little-endian, at any address ---- */
 

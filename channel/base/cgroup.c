@@ -1,8 +1,8 @@
 #include "cgroup.h"
 
+#include "base_internal.h"
 #include "idioms.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -40,14 +40,8 @@ static int file_read(const char *folder, const char *name, char *buffer, size_t 
     char path[PATH_MAX];
     if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
         return -ENAMETOOLONG;
-    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    ssize_t length = read(fd, buffer, buffer_size - 1);
-    if (length < 0)
-        return -errno;
-    buffer[length] = '\0';
-    return 0;
+    const ssize_t length = cox_small_file_read(path, buffer, buffer_size);
+    return length < 0 ? (int)length : 0;
 }
 
 /* Returns true if the comma-separated list contains the word. */

@@ -5,7 +5,6 @@
 
 #include <ctype.h>
 #include <dirent.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
@@ -35,17 +34,8 @@ static int peer_read_path(const char *directory, const char *file, char *text, s
 {
     char path[384];
     snprintf(path, sizeof path, "%s/%s", directory, file);
-    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    ssize_t length;
-    do
-        length = read(fd, text, text_size - 1);
-    while (length < 0 && errno == EINTR);
-    if (length < 0)
-        return -errno;
-    text[length] = '\0';
-    return 0;
+    const ssize_t length = cox_small_file_read(path, text, text_size);
+    return length < 0 ? (int)length : 0;
 }
 
 static int peer_read(pid_t pid, const char *file, char *text, size_t text_size)
@@ -319,16 +309,11 @@ int cox_peer_cpu_time(pid_t pid, uint64_t *ret_ns)
 
 int cox_peer_resident(pid_t pid, uint64_t *ret_bytes)
 {
-    char path[64], text[128];
+    char text[128];
     uint64_t pages;
-    snprintf(path, sizeof path, "/proc/%d/statm", (int)pid);
-    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return errno == ENOENT ? COX_PEER_DEAD : -errno;
-    ssize_t size = read(fd, text, sizeof text - 1);
-    if (size < 0)
-        return errno == ESRCH ? COX_PEER_DEAD : -errno;
-    text[size] = '\0';
+    const int r = peer_read(pid, "statm", text, sizeof text);
+    if (r)
+        return r;
     if (sscanf(text, "%*u %" SCNu64, &pages) != 1)
         return -EIO;
     *ret_bytes = pages * (uint64_t)sysconf(_SC_PAGESIZE);

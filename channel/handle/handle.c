@@ -16,9 +16,6 @@
 #include <unistd.h>
 
 /* linux/unistd.h of 5.6 and later; the number is the same on every architecture. */
-#ifndef SYS_pidfd_getfd
-#define SYS_pidfd_getfd 438
-#endif
 
 #define MAGIC 0x4843u /* "CH" */
 #define LAYOUT_VERSION 1u

@@ -1,4 +1,5 @@
 /* Which ways of opening a handle work here, why one does not, and the ptrace policy. */
+#include "channel/base/base_internal.h"
 #include "channel/base/idioms.h"
 #include "fd_store.h"
 #include "handle_internal.h"
@@ -15,31 +16,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#ifndef SYS_pidfd_getfd
-#define SYS_pidfd_getfd 438
-#endif
-
 #define YAMA_PATH "/proc/sys/kernel/yama/ptrace_scope"
 
 /* ---- from /proc ---- */
 
-static bool file_read(const char *path, char *text, size_t text_size)
-{
-    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t length;
-    do
-        length = fd < 0 ? -1 : read(fd, text, text_size - 1);
-    while (fd >= 0 && length < 0 && errno == EINTR);
-    if (length < 0)
-        return false;
-    text[length] = '\0';
-    return true;
-}
-
 int cox_handle_yama(void)
 {
     char text[32];
-    return file_read(YAMA_PATH, text, sizeof text) ? atoi(text) : -1;
+    return cox_small_file_read(YAMA_PATH, text, sizeof text) >= 0 ? atoi(text) : -1;
 }
 
 /* Reads a number from /proc/PID/status: of `name`, in its `column`-th column from 0. */
@@ -76,7 +60,8 @@ static const char *denied_reason(pid_t exporter, char *buffer, size_t buffer_siz
     unsigned uid, filter;
     struct stat st;
     snprintf(path, sizeof path, "/proc/%jd/status", (intmax_t)exporter);
-    bool known = file_read(path, status, sizeof status) && status_number(status, "\nUid:", 1, &uid);
+    bool known = cox_small_file_read(path, status, sizeof status) >= 0 &&
+                 status_number(status, "\nUid:", 1, &uid);
     const char *hidden = known ? NULL : hidden_reason(exporter, path);
     if (hidden)
         snprintf(buffer, buffer_size, "%s, and /proc is mounted with hidepid", hidden);
@@ -89,7 +74,7 @@ static const char *denied_reason(pid_t exporter, char *buffer, size_t buffer_siz
                  "it is not dumpable (prctl PR_SET_DUMPABLE, or its program may not be read)");
     else if (cox_handle_yama() > 0)
         snprintf(buffer, buffer_size, "kernel.yama.ptrace_scope is %d", cox_handle_yama());
-    else if (file_read("/proc/self/status", status, sizeof status) &&
+    else if (cox_small_file_read("/proc/self/status", status, sizeof status) >= 0 &&
              status_number(status, "\nSeccomp:", 0, &filter) && filter)
         snprintf(buffer, buffer_size, "a seccomp filter is on this process");
     else

@@ -1,11 +1,11 @@
 /* handle_self: the checksum of a handle, and where this process is. Apart from opening, which needs
  * the control socket: pools and queues use these alone. */
+#include "channel/base/base_internal.h"
 #include "channel/base/hash.h"
 #include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "handle_internal.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -35,14 +35,10 @@ int cox_handle_system(uint64_t *ret_system, struct cox_error *err)
 {
     char boot_id[64];
     struct stat st;
-    _cox_cleanup_(cox_close_fd) int fd = open(BOOT_ID_PATH, O_RDONLY | O_CLOEXEC);
-    ssize_t length = -1;
-    do
-        length = fd < 0 ? -1 : read(fd, boot_id, sizeof boot_id);
-    while (fd >= 0 && length < 0 && errno == EINTR);
+    const ssize_t length = cox_small_file_read(BOOT_ID_PATH, boot_id, sizeof boot_id);
     if (length <= 0) {
-        int e = length < 0 ? errno : ENODATA;
-        return cox_fail(err, -e, BOOT_ID_PATH ": %s; handles need /proc", cox_status_text(-e));
+        const int r = length < 0 ? (int)length : -ENODATA;
+        return cox_fail(err, r, BOOT_ID_PATH ": %s; handles need /proc", cox_status_text(r));
     }
     if (stat("/proc/self/ns/pid", &st) < 0) {
         int e = errno;

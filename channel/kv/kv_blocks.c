@@ -19,9 +19,6 @@
 #ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
 #define MADV_POPULATE_WRITE 23
 #endif
-#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
 #define LABEL "cox_payload_kv"
 #define USER_PLAIN_MAX (UINT64_C(1) << 47)
 #define USER_MAX ((UINT64_C(1) << 48) - 2)

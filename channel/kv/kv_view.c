@@ -16,9 +16,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
 #define LABEL "cox_payload_kv"
 /* Of one wait: the kernel compares half of the word, and a hostile owner wakes nobody. */
 #define WAIT_MS 10

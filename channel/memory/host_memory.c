@@ -1,5 +1,6 @@
 #include "host_memory.h"
 
+#include "channel/base/base_internal.h"
 #include "channel/base/idioms.h"
 
 #include <fcntl.h>
@@ -13,9 +14,6 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
 #define SEALS ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
 
 /* The value of a line of /proc/meminfo, in bytes. */
@@ -30,17 +28,13 @@ static uint64_t meminfo_value(const char *text, const char *name)
 static int available(uint64_t *ret_size, struct cox_error *err)
 {
     char text[4096];
-    _cox_cleanup_(cox_close_fd) int fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
-    if (fd < 0 && (errno == ENOENT || errno == EACCES)) {
+    const ssize_t length = cox_small_file_read("/proc/meminfo", text, sizeof text);
+    if (length == -ENOENT || length == -EACCES) {
         *ret_size = UINT64_MAX;
         return 0;
     }
-    ssize_t n = -1;
-    while (fd >= 0 && (n = read(fd, text, sizeof text - 1)) < 0 && errno == EINTR)
-        ;
-    if (n < 0)
-        return cox_fail(err, -errno, "/proc/meminfo: %s", cox_status_text(-errno));
-    text[n] = '\0';
+    if (length < 0)
+        return cox_fail(err, (int)length, "/proc/meminfo: %s", cox_status_text((int)length));
     uint64_t size = meminfo_value(text, "MemAvailable:");
     *ret_size = size ? size + meminfo_value(text, "SwapFree:") : UINT64_MAX;
     return 0;

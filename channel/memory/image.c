@@ -9,9 +9,6 @@
 #include <sys/stat.h>
 #include <time.h>
 
-#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
 #define SEAL_NS_MAX UINT64_C(2000000000)
 #define SEAL_RETRY_NS 10000000L
 #define IMAGE_SIZE_SEALS ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))

@@ -15,9 +15,6 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
 #define SEALS_SIZE ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
 /* Rounding lets a kept payload fit the next message of a slightly larger size. */
 #define SIZE_MIN (UINT64_C(64) << 10)

@@ -7,9 +7,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
 /* Of the memory, in /proc. */
 #define LABEL "cox_large_payload"
 

@@ -23,9 +23,6 @@
 #ifndef MFD_HUGE_2MB
 #define MFD_HUGE_2MB (21u << 26)
 #endif
-#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
 #define HUGE_PAGE (UINT64_C(2) << 20)
 /* From here on to find the limit of the control group, some hundred microseconds, is little beside
  * the time to fill the memory. */

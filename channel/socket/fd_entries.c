@@ -1,5 +1,6 @@
 #include "fd_entries.h"
 
+#include "channel/base/base_internal.h"
 #include "channel/base/hash.h"
 #include "channel/base/idioms.h"
 
@@ -28,45 +29,31 @@ struct cox_fd_entry {
 
 /* ---- bytes ---- */
 
-static void put(uint8_t *bytes, size_t size, uint64_t value)
-{
-    for (size_t i = 0; i < size; i++)
-        bytes[i] = (uint8_t)(value >> (8 * i));
-}
-
-static uint64_t get(const uint8_t *bytes, size_t size)
-{
-    uint64_t value = 0;
-    while (size-- > 0)
-        value = value << 8 | bytes[size];
-    return value;
-}
-
 void cox_fd_store_request_format(enum cox_fd_store_op op, uint64_t number,
                                  const struct cox_handle *handle,
                                  uint8_t bytes[COX_FD_STORE_REQUEST_SIZE])
 {
     memset(bytes, 0, COX_FD_STORE_REQUEST_SIZE);
-    put(bytes + OP, 4, (uint64_t)op);
-    put(bytes + NUMBER, 8, number);
+    cox_le32_put(bytes + OP, (uint32_t)op);
+    cox_le64_put(bytes + NUMBER, number);
     memcpy(bytes + HANDLE, handle->bytes, COX_HANDLE_SIZE);
 }
 
 void cox_fd_store_reply_format(int status, uint64_t number, uint8_t bytes[COX_FD_STORE_REPLY_SIZE])
 {
     memset(bytes, 0, COX_FD_STORE_REPLY_SIZE);
-    put(bytes + STATUS, 4, (uint64_t)status);
-    put(bytes + NUMBER, 8, number);
+    cox_le32_put(bytes + STATUS, (uint32_t)status);
+    cox_le64_put(bytes + NUMBER, number);
 }
 
 int cox_fd_store_reply_parse(const uint8_t bytes[COX_FD_STORE_REPLY_SIZE], int *ret_status,
                              uint64_t *ret_number)
 {
-    uint64_t status = get(bytes + STATUS, 4);
-    if (status >= COX_STATUS_COUNT || get(bytes + RESERVED_32, 4))
+    const uint32_t status = cox_le32_get(bytes + STATUS);
+    if (status >= COX_STATUS_COUNT || cox_le32_get(bytes + RESERVED_32))
         return COX_CORRUPT;
     *ret_status = (int)status;
-    *ret_number = get(bytes + NUMBER, 8);
+    *ret_number = cox_le64_get(bytes + NUMBER);
     return 0;
 }
 
@@ -156,11 +143,11 @@ static bool handle_is_of(const struct cox_handle *handle, pid_t pid, int fd)
     if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO, &st) < 0 ||
         (kind != COX_HANDLE_MEMORY && kind != COX_HANDLE_OTHER))
         return false;
-    return (pid == 0 || get(handle->bytes + COX_HANDLE_AT_PID, 4) == (uint64_t)pid) &&
+    return (pid == 0 || cox_le32_get(handle->bytes + COX_HANDLE_AT_PID) == (uint32_t)pid) &&
            (kind == COX_HANDLE_OTHER || S_ISREG(st.stx_mode)) &&
-           get(handle->bytes + COX_HANDLE_AT_DEV, 4) ==
+           cox_le32_get(handle->bytes + COX_HANDLE_AT_DEV) ==
                (uint32_t)makedev(st.stx_dev_major, st.stx_dev_minor) &&
-           get(handle->bytes + COX_HANDLE_AT_INO, 8) == (uint64_t)st.stx_ino;
+           cox_le64_get(handle->bytes + COX_HANDLE_AT_INO) == (uint64_t)st.stx_ino;
 }
 
 static int fd_entries_put(struct cox_fd_entries *fd_entries, struct cox_fd_owner *fd_owner,
@@ -232,11 +219,11 @@ int cox_fd_entries_serve(struct cox_fd_entries *fd_entries, struct cox_fd_owner 
                          uint64_t *ret_number)
 {
     struct cox_handle handle;
-    uint64_t op = get(bytes + OP, 4);
+    const uint32_t op = cox_le32_get(bytes + OP);
     memcpy(handle.bytes, bytes + HANDLE, COX_HANDLE_SIZE);
     *ret_fd = -1;
-    *ret_number = get(bytes + NUMBER, 8);
-    if (get(bytes + RESERVED_32, 4))
+    *ret_number = cox_le64_get(bytes + NUMBER);
+    if (cox_le32_get(bytes + RESERVED_32))
         return COX_INVALID;
     for (size_t i = RESERVED_16; i < HANDLE; i++)
         if (bytes[i])

@@ -1,5 +1,6 @@
 #include "hello.h"
 
+#include "channel/base/base_internal.h"
 #include "channel/base/idioms.h"
 
 #include <inttypes.h>
@@ -39,28 +40,6 @@ enum {
     W_SIZE = COX_HELLO_REPLY_SIZE - 1,
 };
 
-/* ---- numbers, little-endian ---- */
-
-static void put(uint8_t *bytes, size_t size, uint64_t value)
-{
-    for (size_t i = 0; i < size; i++)
-        bytes[i] = (uint8_t)(value >> (8 * i));
-}
-
-static uint64_t get_64(const uint8_t *bytes)
-{
-    uint64_t value = 0;
-    for (size_t i = 8; i-- > 0;)
-        value = value << 8 | bytes[i];
-    return value;
-}
-
-static uint32_t get_32(const uint8_t *bytes)
-{
-    return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 |
-           (uint32_t)bytes[3] << 24;
-}
-
 /* The first non-zero byte in [from, to); to: all are zero. */
 static size_t first_set(const uint8_t *bytes, size_t from, size_t to)
 {
@@ -75,18 +54,19 @@ void cox_hello_format(const struct cox_hello *hello, uint8_t frame[COX_HELLO_SIZ
 {
     bool worker = hello->role == COX_HELLO_WORKER;
     memset(frame, 0, COX_HELLO_SIZE);
-    put(frame + VERSION, 8, hello->version ? hello->version : COX_HELLO_VERSION);
-    put(frame + ROLE, 4, (uint64_t)hello->role);
-    put(frame + FLAGS, 8, hello->flags);
-    put(frame + FD_COUNT, 4, hello->fd_count_max ? hello->fd_count_max : COX_HELLO_FD_COUNT_MAX);
-    put(frame + START, 8, hello->start);
+    cox_le64_put(frame + VERSION, hello->version ? hello->version : COX_HELLO_VERSION);
+    cox_le32_put(frame + ROLE, (uint32_t)hello->role);
+    cox_le64_put(frame + FLAGS, hello->flags);
+    cox_le32_put(frame + FD_COUNT,
+                 hello->fd_count_max ? hello->fd_count_max : COX_HELLO_FD_COUNT_MAX);
+    cox_le64_put(frame + START, hello->start);
     if (!worker)
         return;
-    put(frame + RANK, 4, hello->rank);
-    put(frame + RANK_COUNT, 4, hello->rank_count);
-    put(frame + INCARNATION, 4, hello->incarnation);
-    put(frame + REQUEST_SIZE, 8, hello->request_size_min);
-    put(frame + RESPONSE_SIZE, 8, hello->response_size_min);
+    cox_le32_put(frame + RANK, hello->rank);
+    cox_le32_put(frame + RANK_COUNT, hello->rank_count);
+    cox_le32_put(frame + INCARNATION, hello->incarnation);
+    cox_le64_put(frame + REQUEST_SIZE, hello->request_size_min);
+    cox_le64_put(frame + RESPONSE_SIZE, hello->response_size_min);
 }
 
 static int hello_check_counts(const struct cox_hello *hello, struct cox_error *err)
@@ -134,8 +114,9 @@ static int hello_check_reserved(const uint8_t *frame, uint64_t flags, uint32_t r
                         "byte %zu is %u: expected 0 in version %" PRIu64
                         ", this was sent by a later version",
                         at, frame[at], COX_HELLO_VERSION);
-    if (role != COX_HELLO_WORKER && (get_32(frame + RANK) || get_32(frame + RANK_COUNT) ||
-                                     first_set(frame, INCARNATION, START) < START))
+    if (role != COX_HELLO_WORKER &&
+        (cox_le32_get(frame + RANK) || cox_le32_get(frame + RANK_COUNT) ||
+         first_set(frame, INCARNATION, START) < START))
         return cox_fail(err, COX_INVALID,
                         "rank, world size, incarnation and sizes are a worker's: expected 0");
     return 0;
@@ -145,17 +126,17 @@ int cox_hello_parse(const uint8_t frame[COX_HELLO_SIZE], struct cox_hello *ret_h
                     struct cox_error *err)
 {
     struct cox_hello hello = {
-        .version = get_64(frame + VERSION),
-        .rank = get_32(frame + RANK),
-        .flags = get_64(frame + FLAGS),
-        .rank_count = get_32(frame + RANK_COUNT),
-        .fd_count_max = get_32(frame + FD_COUNT),
-        .incarnation = get_32(frame + INCARNATION),
-        .request_size_min = get_64(frame + REQUEST_SIZE),
-        .response_size_min = get_64(frame + RESPONSE_SIZE),
-        .start = get_64(frame + START),
+        .version = cox_le64_get(frame + VERSION),
+        .rank = cox_le32_get(frame + RANK),
+        .flags = cox_le64_get(frame + FLAGS),
+        .rank_count = cox_le32_get(frame + RANK_COUNT),
+        .fd_count_max = cox_le32_get(frame + FD_COUNT),
+        .incarnation = cox_le32_get(frame + INCARNATION),
+        .request_size_min = cox_le64_get(frame + REQUEST_SIZE),
+        .response_size_min = cox_le64_get(frame + RESPONSE_SIZE),
+        .start = cox_le64_get(frame + START),
     };
-    uint32_t role = get_32(frame + ROLE);
+    uint32_t role = cox_le32_get(frame + ROLE);
     /* First: another version may have another layout. */
     if (hello.version != COX_HELLO_VERSION)
         return cox_fail(err, COX_VERSION,
@@ -182,13 +163,13 @@ void cox_hello_reply_format(const struct cox_hello_reply *hello_reply, uint32_t 
     memset(bytes, 0, COX_HELLO_REPLY_SIZE);
     bytes[0] = COX_REPLY_HELLO;
     uint8_t *fields = bytes + 1;
-    put(fields + W_VERSION, 8, hello_reply->version);
-    put(fields + W_ATTACH, 4, (uint64_t)hello_reply->attach);
-    put(fields + W_RANK, 4, hello_reply->rank);
-    put(fields + W_RANK_COUNT, 4, hello_reply->rank_count);
-    put(fields + W_INCARNATION, 4, hello_reply->incarnation);
-    put(fields + W_GROUP_INCARNATION, 4, hello_reply->group_incarnation);
-    put(fields + W_FD_COUNT, 4, fd_count);
+    cox_le64_put(fields + W_VERSION, hello_reply->version);
+    cox_le32_put(fields + W_ATTACH, (uint32_t)hello_reply->attach);
+    cox_le32_put(fields + W_RANK, hello_reply->rank);
+    cox_le32_put(fields + W_RANK_COUNT, hello_reply->rank_count);
+    cox_le32_put(fields + W_INCARNATION, hello_reply->incarnation);
+    cox_le32_put(fields + W_GROUP_INCARNATION, hello_reply->group_incarnation);
+    cox_le32_put(fields + W_FD_COUNT, fd_count);
 }
 
 /* Checks that it matches the request. */
@@ -216,13 +197,13 @@ int cox_hello_reply_parse(const uint8_t bytes[COX_HELLO_REPLY_SIZE], const struc
                           struct cox_error *err)
 {
     const uint8_t *fields = bytes + 1;
-    uint32_t attach = get_32(fields + W_ATTACH), fds_said = get_32(fields + W_FD_COUNT);
+    uint32_t attach = cox_le32_get(fields + W_ATTACH), fds_said = cox_le32_get(fields + W_FD_COUNT);
     struct cox_hello_reply hello_reply = {
-        .version = get_64(fields + W_VERSION),
-        .rank = get_32(fields + W_RANK),
-        .rank_count = get_32(fields + W_RANK_COUNT),
-        .incarnation = get_32(fields + W_INCARNATION),
-        .group_incarnation = get_32(fields + W_GROUP_INCARNATION),
+        .version = cox_le64_get(fields + W_VERSION),
+        .rank = cox_le32_get(fields + W_RANK),
+        .rank_count = cox_le32_get(fields + W_RANK_COUNT),
+        .incarnation = cox_le32_get(fields + W_INCARNATION),
+        .group_incarnation = cox_le32_get(fields + W_GROUP_INCARNATION),
     };
     if (hello_reply.version != COX_HELLO_VERSION)
         return cox_fail(err, COX_CORRUPT,

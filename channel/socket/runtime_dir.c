@@ -27,9 +27,6 @@
 #define MODE 0700
 /* Names of fds in /proc. */
 #define FD_PATH_SIZE 32
-#ifndef SO_PEERPIDFD /* Linux 6.5 */
-#define SO_PEERPIDFD 77
-#endif
 
 static_assert(NAME_START_SIZE + 1 + 16 + sizeof SOCKET_END <= COX_RUNTIME_DIR_FILE_SIZE,
               "a shortened name fits");
@@ -313,13 +310,11 @@ int cox_runtime_dir_check_listener(int fd, const char *path, bool other_users,
 static bool listener_is_dead(int fd, pid_t pid)
 {
     _cox_cleanup_(cox_peer_close) struct cox_peer peer = COX_PEER_NONE;
-    socklen_t size = sizeof peer.pidfd;
     uint64_t start;
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &peer.pidfd, &size) == 0)
+    const int r = cox_socket_open_peer(fd, &peer.pidfd);
+    if (r == 0)
         return !cox_peer_alive(&peer);
-    if (errno == ESRCH || errno == EINVAL) /* it was reaped; of older kernels */
-        return true;
-    return pid > 0 && cox_peer_start_time(pid, &start) == COX_PEER_DEAD;
+    return r == COX_PEER_DEAD || (pid > 0 && cox_peer_start_time(pid, &start) == COX_PEER_DEAD);
 }
 
 int cox_runtime_dir_probe(int runtime_dir_fd, const char *file, pid_t *ret_pid)

@@ -5,7 +5,6 @@
 #include "channel/base/idioms.h"
 
 #include <fcntl.h>
-#include <limits.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -53,15 +52,7 @@ int cox_socket_wait(int fd, short events, uint64_t deadline_ns)
 {
     for (;;) {
         struct pollfd p = {.fd = fd, .events = events};
-        int timeout_ms = -1;
-        if (deadline_ns != COX_DEADLINE_NEVER) {
-            uint64_t now = cox_now_ns();
-            uint64_t left = now < deadline_ns ? deadline_ns - now : 0;
-            /* Rounded up, or the loop would spin in the last millisecond. */
-            uint64_t left_ms = left / COX_NSEC_PER_MSEC + (left % COX_NSEC_PER_MSEC != 0);
-            timeout_ms = left_ms < INT_MAX ? (int)left_ms : INT_MAX;
-        }
-        int count = poll(&p, 1, timeout_ms);
+        int count = poll(&p, 1, cox_deadline_poll_ms(deadline_ns));
         if (count > 0)
             return p.revents & POLLNVAL ? -EBADF : 0;
         if (count < 0 && errno != EINTR)

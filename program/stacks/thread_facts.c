@@ -2,12 +2,12 @@
 
 #include <coxswain/base.h>
 
+#include "channel/base/base_internal.h"
 #include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,11 +70,9 @@ static int file_read(pid_t pid, pid_t tid, const char *name, char *text, size_t 
     char path[80];
     snprintf(path, sizeof path, "/proc/%" PRId32 "/task/%" PRId32 "/%s", (int32_t)pid, (int32_t)tid,
              name);
-    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
-    const ssize_t length = fd >= 0 ? read(fd, text, size - 1) : -1;
+    const ssize_t length = cox_small_file_read(path, text, size);
     if (length < 0)
-        return -errno;
-    text[length] = '\0';
+        return (int)length;
     text[strcspn(text, "\n")] = '\0';
     return (int)strlen(text);
 }

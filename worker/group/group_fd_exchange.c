@@ -21,9 +21,6 @@
 #include <unistd.h>
 
 /* linux/unistd.h of 5.6 and later; the number is the same on every architecture. */
-#ifndef SYS_pidfd_getfd
-#define SYS_pidfd_getfd 438
-#endif
 
 /* The result that a rank reports. */
 enum how {

@@ -20,10 +20,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#ifndef PR_SET_PTRACER
-#define PR_SET_PTRACER 0x59616d61
-#endif
-
 /* How long a call on the connection may block; then it is seen whether the rank stops. */
 #define SLICE_US 100000
 /* How many of these a helper may say nothing, or not read. */

@@ -42,9 +42,6 @@ enum cox_sealed_fd {
     COX_SEALED_FD_COUNT,
 };
 /* The seals of memory with one writer, which has it mapped. */
-#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
 #define COX_SEALED_OWNED                                                                           \
     ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL))
 
