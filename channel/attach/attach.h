@@ -80,7 +80,7 @@ struct cox_attach_account {
     /* of the largest object, even where it takes less memory */
     uint64_t region_size_max;
     uint64_t semaphore_count;
-    /* in /dev/shm, of regions and semaphores; 0: nothing of it is needed */
+    /* in /dev/shm, of regions and semaphores, each an inode; 0: nothing of it is needed */
     uint64_t name_count;
 };
 

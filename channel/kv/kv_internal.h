@@ -23,7 +23,4 @@ COX_DEFINE_FREEP(struct cox_kv_blocks, cox_kv_blocks_free);
 
 COX_DEFINE_FREEP(struct cox_kv_view, cox_kv_view_free);
 
-/* The current value; a relaxed load. COX_KV_UNUSED also if there is no such block. */
-uint64_t cox_kv_view_user(const struct cox_kv_view *view, uint32_t block);
-
 #endif

@@ -112,14 +112,6 @@ struct cox_kv_info cox_kv_view_info(const struct cox_kv_view *view)
     return (struct cox_kv_info){.block_count = view->count, .block_size = view->size, .fd = -1};
 }
 
-uint64_t cox_kv_view_user(const struct cox_kv_view *view, uint32_t block)
-{
-    /* relaxed: orders nothing. */
-    return block < view->count
-               ? atomic_load_explicit(&view->words[block].kv_user, memory_order_relaxed)
-               : COX_KV_UNUSED;
-}
-
 static void words_await(const struct cox_kv_words *words, uint64_t deadline_ns)
 {
     /* relaxed: a copy orders what it reads. */

@@ -508,14 +508,16 @@ static void word_convert(const struct conversion *conversion, uint64_t *word)
         *word = conversion->now.ns + (uint64_t)(int64_t)since;
 }
 
+/* The times in a record of a rank's request. */
+static const size_t of_request[] = {
+    offsetof(struct cox_recorder_layout_request, taken_ns),
+    offsetof(struct cox_recorder_layout_request, begin_ns),
+    offsetof(struct cox_recorder_layout_request, end_ns),
+    offsetof(struct cox_recorder_layout_request, reply_ns),
+};
+
 static void record_convert(const struct conversion *conversion, bool coordinator, uint64_t *words)
 {
-    static const size_t of_request[] = {
-        offsetof(struct cox_recorder_layout_request, taken_ns),
-        offsetof(struct cox_recorder_layout_request, begin_ns),
-        offsetof(struct cox_recorder_layout_request, end_ns),
-        offsetof(struct cox_recorder_layout_request, reply_ns),
-    };
     static const size_t of_submit[] = {
         offsetof(struct cox_recorder_layout_submit, submitted_ns),
         offsetof(struct cox_recorder_layout_submit, packing_ns),
@@ -589,12 +591,6 @@ static void word_shift(uint64_t *word, int64_t by)
 
 void cox_recorder_shift(void *copy, int64_t by)
 {
-    static const size_t of_request[] = {
-        offsetof(struct cox_recorder_layout_request, taken_ns),
-        offsetof(struct cox_recorder_layout_request, begin_ns),
-        offsetof(struct cox_recorder_layout_request, end_ns),
-        offsetof(struct cox_recorder_layout_request, reply_ns),
-    };
     static const size_t of_operation[] = {
         offsetof(struct cox_recorder_layout_operation, begin_ns),
         offsetof(struct cox_recorder_layout_operation, arrived_ns),

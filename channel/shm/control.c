@@ -131,7 +131,7 @@ int cox_control_check_space(const struct cox_geometry *geometry, struct cox_erro
 {
     struct cox_region_space space;
     int r = cox_region_space(&space);
-    const uint64_t files = cox_geometry_name_count(geometry);
+    const uint64_t files = cox_geometry_account(geometry).name_count;
     if (r && files == 0)
         return 0; /* optional: the sweep works without it */
     if (r)
@@ -149,7 +149,7 @@ int cox_control_check_space(const struct cox_geometry *geometry, struct cox_erro
             "the group needs %" PRIu64 " files in " SHM_FOLDER ", %" PRIu64
             " more are allowed: raise that (mount -o remount,nr_inodes=...), remove some, or use fewer ranks",
             files, space.files);
-    uint64_t size = cox_geometry_region_size_max(geometry);
+    uint64_t size = cox_geometry_account(geometry).region_size_max;
     if (space.region < size)
         return cox_fail(
             err, COX_NO_SPACE,

@@ -303,37 +303,22 @@ uint64_t cox_geometry_rank_object_size(const struct cox_geometry *geometry)
 
 /* ---- accounts ---- */
 
-static struct cox_attach_account account_of(const struct cox_geometry *geometry)
+struct cox_attach_account cox_geometry_account(const struct cox_geometry *geometry)
 {
     struct cox_attach_account account;
     geometry->mode->account(geometry, &account);
     return account;
 }
 
-uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry)
-{
-    return account_of(geometry).region_bytes;
-}
-
-uint64_t cox_geometry_region_size_max(const struct cox_geometry *geometry)
-{
-    return account_of(geometry).region_size_max;
-}
-
 uint64_t cox_geometry_semaphore_bytes(const struct cox_geometry *geometry)
 {
-    return account_of(geometry).semaphore_count * sizeof(sem_t);
+    return cox_geometry_account(geometry).semaphore_count * sizeof(sem_t);
 }
 
 uint64_t cox_geometry_memory_bytes(const struct cox_geometry *geometry)
 {
-    const struct cox_attach_account account = account_of(geometry);
+    const struct cox_attach_account account = cox_geometry_account(geometry);
     return account.region_bytes + account.semaphore_count * (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
-uint64_t cox_geometry_name_count(const struct cox_geometry *geometry)
-{
-    return account_of(geometry).name_count;
 }
 
 int cox_name_check(const char *name, struct cox_error *err)

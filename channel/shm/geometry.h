@@ -77,15 +77,12 @@ int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *
  * COX_CORRUPT. */
 int cox_geometry_verify(struct cox_geometry *geometry, struct cox_error *err);
 
-/* Sizes in bytes: of all regions, the control region included; of all semaphore files; and what
- * both take of /dev/shm together, where a file takes whole pages. */
-uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry);
+/* What a group takes of the machine. */
+struct cox_attach_account cox_geometry_account(const struct cox_geometry *geometry);
+/* Sizes in bytes: of all semaphore files; and what they and all regions take of /dev/shm together,
+ * where a file takes whole pages. */
 uint64_t cox_geometry_semaphore_bytes(const struct cox_geometry *geometry);
 uint64_t cox_geometry_memory_bytes(const struct cox_geometry *geometry);
-/* Size of the largest object, even where it takes less memory. */
-uint64_t cox_geometry_region_size_max(const struct cox_geometry *geometry);
-/* Names in /dev/shm, regions and semaphores together: each takes an inode. */
-uint64_t cox_geometry_name_count(const struct cox_geometry *geometry);
 
 /* Sealed groups: size of the request memory, the offset in it at which the requests of a channel
  * begin, and the size of one rank's memory. */

@@ -124,20 +124,21 @@ static void check_shared_memory(struct doctor *doctor, const struct cox_cgroup *
             "/dev/shm", "mount -o remount,size=1G /dev/shm; in a container --shm-size=1g",
             "%s; a group of %" PRIu32 " ranks takes %.2f MiB", text, doctor->rank_count,
             (double)needed / 1048576);
-    uint64_t names = cox_geometry_name_count(&group);
+    uint64_t names = cox_geometry_account(&group).name_count;
     finding(doctor,
-            shortage(doctor, space.files >= names, space.files >= cox_geometry_name_count(&one)),
+            shortage(doctor, space.files >= names,
+                     space.files >= cox_geometry_account(&one).name_count),
             "files there", "mount -o remount,nr_inodes=1M /dev/shm, or remove unneeded files",
             "%s; a group of %" PRIu32 " ranks takes %" PRIu64,
             at_most(text, sizeof text, space.files), doctor->rank_count, names);
-    uint64_t size = cox_geometry_region_size_max(&group);
+    uint64_t size = cox_geometry_account(&group).region_size_max;
     /* The sizes of model and KV cache are unknown here. */
     const bool limited = space.region != UINT64_MAX;
     finding(doctor,
             limited && space.region >= size
                 ? NOTE
                 : shortage(doctor, space.region >= size,
-                           space.region >= cox_geometry_region_size_max(&one)),
+                           space.region >= cox_geometry_account(&one).region_size_max),
             "size of a file", "ulimit -f unlimited", "%s; the largest region has %" PRIu64 "%s",
             at_most(text, sizeof text, space.region), size,
             limited ? ", a rank's KV cache is a file as well, and so are shared weights" : "");

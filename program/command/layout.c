@@ -56,7 +56,7 @@ static void print_wakeups(const struct cox_geometry *geometry, const char *name)
 
 static void print_totals(const struct cox_geometry *geometry)
 {
-    uint64_t regions = cox_geometry_region_bytes(geometry);
+    uint64_t regions = cox_geometry_account(geometry).region_bytes;
     uint64_t semaphores = cox_geometry_semaphore_bytes(geometry);
     printf("total regions %" PRIu64 " (%.2f MiB)\n", regions, (double)regions / 1048576);
     printf("total semaphores %" PRIu64 " (%" PRIu64 " of %zu)\n", semaphores,
@@ -64,7 +64,7 @@ static void print_totals(const struct cox_geometry *geometry)
     uint64_t needed = cox_geometry_memory_bytes(geometry);
     printf("total of /dev/shm %" PRIu64 " (%.2f MiB), in whole pages\n", needed,
            (double)needed / 1048576);
-    uint64_t names = cox_geometry_name_count(geometry);
+    uint64_t names = cox_geometry_account(geometry).name_count;
     printf("total names %" PRIu64 "\n", names);
     if (geometry->mode->limits.has_serial)
         printf("SERIAL is another hexadecimal number at every start\n");
@@ -98,7 +98,7 @@ static void print_unnamed(const struct cox_geometry *geometry)
                rank, cox_geometry_rank_object_size(geometry), cox_geometry_group_words_size(),
                cox_geometry_group_payload_size());
     printf("memory wake %" PRIu64 "\n", cox_geometry_wake_memory_size(geometry));
-    uint64_t bytes = cox_geometry_region_bytes(geometry);
+    uint64_t bytes = cox_geometry_account(geometry).region_bytes;
     printf("total %" PRIu64 " (%.2f MiB), no names\n", bytes, (double)bytes / 1048576);
 }
 
@@ -125,7 +125,7 @@ static int run(void *choice)
     if (cox_group_choice_geometry(group, &geometry, &error))
         return cox_exit_with(&error);
     const char *name = group->name ? group->name : "NAME";
-    if (cox_geometry_name_count(&geometry) == 0) {
+    if (cox_geometry_account(&geometry).name_count == 0) {
         print_unnamed(&geometry);
     } else {
         char objects[COX_OBJECT_NAME_SIZE];

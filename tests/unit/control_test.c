@@ -481,7 +481,7 @@ LEAK_TEST(b4_p7_leftovers_with_a_serial_are_swept)
             cox_channel_close(&channel);
         }
         uint32_t names = (uint32_t)shm_count(NULL);
-        assert_int_equal(names, cox_geometry_name_count(&geometry));
+        assert_int_equal(names, cox_geometry_account(&geometry).name_count);
         old.layout->header.version = version;
         assert_int_equal(cox_control_sweep(GROUP, &count, NULL), COX_TAKEN);
         cox_control_close(&old);
@@ -824,11 +824,12 @@ static void create_in_tmpfs(void *context)
     if (tmpfs->fits) {
         CHECK(r == 0);
         CHECK(create_group(&geometry) == 0);
-        CHECK((uint64_t)shm_count(NULL) == cox_geometry_name_count(&geometry));
+        CHECK((uint64_t)shm_count(NULL) == cox_geometry_account(&geometry).name_count);
         return;
     }
     CHECK(r == COX_NO_SPACE && err.code == r);
-    snprintf(number, sizeof number, " %" PRIu64 " files ", cox_geometry_name_count(&geometry));
+    snprintf(number, sizeof number, " %" PRIu64 " files ",
+             cox_geometry_account(&geometry).name_count);
     CHECK(strstr(err.text, number));
     snprintf(number, sizeof number, " %" PRIu64 " more ", tmpfs->files);
     CHECK(strstr(err.text, number) && strstr(err.text, "nr_inodes="));
@@ -838,7 +839,7 @@ static void create_in_tmpfs(void *context)
 LEAK_TEST(p6_files_are_counted_before_the_start)
 {
     struct cox_geometry geometry = geometry_of(3);
-    uint64_t files = cox_geometry_name_count(&geometry);
+    uint64_t files = cox_geometry_account(&geometry).name_count;
     if (!private_shm_possible())
         skip();
     struct tmpfs cases[] = {
@@ -853,7 +854,7 @@ static void create_under_a_file_limit(void *context)
 {
     uint64_t short_of = *(const uint64_t *)context;
     struct cox_geometry geometry = geometry_of(3);
-    uint64_t size = cox_geometry_region_size_max(&geometry);
+    uint64_t size = cox_geometry_account(&geometry).region_size_max;
     struct cox_error err = {0};
     char number[32];
     CHECK(setrlimit(RLIMIT_FSIZE, &(struct rlimit){size - short_of, RLIM_INFINITY}) == 0);

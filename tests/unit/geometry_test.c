@@ -97,14 +97,14 @@ LEAK_TEST(p6_the_default_for_8_ranks_is_within_16_mib)
     uint64_t regions = 0;
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
         regions += g.channels[c].request_size + g.channels[c].response_size;
-    assert_true(cox_geometry_region_bytes(&g) ==
+    assert_true(cox_geometry_account(&g).region_bytes ==
                 regions + cox_geometry_control_object_size(&g) + cox_geometry_group_size(&g));
     /* a recorder per rank, and the one of the coordinator beside them */
     assert_true(cox_geometry_control_object_size(&g) >=
                 cox_layout_control_size(8) + 8 * cox_recorder_block_size(false));
     assert_true(cox_geometry_semaphore_bytes(&g) == (4 * 4 * 8 + 2) * sizeof(sem_t));
     /* A semaphore file takes a page. */
-    assert_true(cox_geometry_region_bytes(&g) + (4 * 4 * 8 + 2) * 4096 +
+    assert_true(cox_geometry_account(&g).region_bytes + (4 * 4 * 8 + 2) * 4096 +
                     cox_recorder_block_size(true) <=
                 16 * MIB);
 }

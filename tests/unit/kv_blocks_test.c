@@ -66,8 +66,6 @@ PLAIN_TEST(p9_a_block_is_copied_under_its_user_alone)
     assert_int_equal(copy(&both, 0, 7, NULL), COX_STALE);
     assert_int_equal(copy(&both, COUNT, 7, NULL), COX_INVALID);
     assert_int_equal(copy(&both, UINT32_MAX, 7, NULL), COX_INVALID);
-    assert_int_equal(cox_kv_view_user(both.view, 1), 7);
-    assert_int_equal(cox_kv_view_user(both.view, COUNT), COX_KV_UNUSED);
 }
 
 PLAIN_TEST(users_are_sequence_ids_where_they_can_be)
