@@ -158,9 +158,7 @@ struct cox_layout_rank_line {
     _Atomic uint64_t word;
     /* about when word last changed, CLOCK_MONOTONIC; for display */
     _Atomic uint64_t stamp_ns;
-    /* the last step that the sequence table contains */
-    _Atomic uint64_t base;
-    uint64_t reserved;
+    uint64_t reserved[2];
     /* for the other frames */
     _Atomic uint64_t far_tags[COX_DEPTH_MAX - COX_DEPTH_NEAR];
     uint8_t padding[2 * COX_LINE_SIZE - 8 * (COX_DEPTH_MAX - COX_DEPTH_NEAR)];
@@ -287,7 +285,7 @@ COX_LAYOUT_AT(cox_layout_rank_line, incarnation, 28);
 COX_LAYOUT_AT(cox_layout_rank_line, tags, 32);
 COX_LAYOUT_AT(cox_layout_rank_line, word, 96);
 COX_LAYOUT_AT(cox_layout_rank_line, stamp_ns, 104);
-COX_LAYOUT_AT(cox_layout_rank_line, base, 112);
+COX_LAYOUT_AT(cox_layout_rank_line, reserved, 112);
 COX_LAYOUT_AT(cox_layout_rank_line, far_tags, COX_LINE_SIZE);
 _Static_assert(sizeof(struct cox_layout_rank_line) == 3 * COX_LINE_SIZE, "rank line size");
 COX_LAYOUT_AT(cox_layout_identity, pid, 4);

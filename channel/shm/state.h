@@ -225,7 +225,6 @@ static inline void cox_state_reset_line(struct cox_layout_rank_line *line, uint6
         atomic_store_explicit(&line->tags[i], 0, memory_order_relaxed);
     for (size_t i = 0; i < COX_DEPTH_MAX - COX_DEPTH_NEAR; i++)
         atomic_store_explicit(&line->far_tags[i], 0, memory_order_relaxed);
-    atomic_store_explicit(&line->base, 0, memory_order_relaxed);
     atomic_store_explicit(&line->group_incarnation, 0, memory_order_relaxed);
     atomic_store_explicit(&line->incarnation, 0, memory_order_relaxed);
     atomic_store_explicit(&line->stamp_ns, 0, memory_order_relaxed);
@@ -322,13 +321,6 @@ static inline uint32_t cox_state_line_group_incarnation(const struct cox_layout_
 static inline uint32_t cox_state_line_incarnation(const struct cox_layout_rank_line *line)
 {
     return atomic_load_explicit(&line->incarnation, memory_order_relaxed);
-}
-
-/* relaxed: for display and diagnosis; the reply itself carries the base. */
-static inline void cox_state_set_base(struct cox_layout_rank_line *line, uint64_t base)
-{
-    atomic_store_explicit(&line->base, base, memory_order_relaxed);
-    cox_fault_point(COX_FAULT_STEP_COMMITTED);
 }
 
 /* The process that claimed the identity has attached. From here on the coordinator relies on the

@@ -1,6 +1,7 @@
 /*
  * engine loop: whole runs against the rank of engine_loop_fixture.h.
  */
+#include "worker/sequences/table_private.h"
 #include "engine_loop_fixture.h"
 #include "tests/lib/allocations.h"
 #include "tests/lib/test.h"
@@ -155,7 +156,7 @@ static struct cox_engine_loop_stats run_all(int code)
     cox_engine_loop_stats(engine_loop, &stats);
     test_release(engine_loop);
     if (!code)
-        assert_int_equal(cox_table_count(executor->table), 0);
+        assert_int_equal(executor->table->store.live_count, 0);
     return stats;
 }
 
@@ -492,7 +493,7 @@ static bool on_feed(void *context, bool idle, uint64_t until_ns)
     }
     if (idle) {
         feeder->idle_count++;
-        feeder->announcement = feeder->announcement && cox_table_count(executor->table) == 0 &&
+        feeder->announcement = feeder->announcement && executor->table->store.live_count == 0 &&
                                free_count == BLOCK_COUNT_MAX;
         if (feeder->next == REQUEST_COUNT)
             return false;
@@ -565,7 +566,7 @@ LOOP_TEST(a_sequence_that_ends_after_a_failure_leaves_legacy_ranks)
     assert_ok(cox_engine_loop_run(cancelling, test_err()));
     assert_int_equal(expectations[0].done_count, 1);
     assert_int_equal(expectations[1].done_count, 1);
-    assert_int_equal(cox_table_count(executor->table), 0);
+    assert_int_equal(executor->table->store.live_count, 0);
 }
 
 static void *stop_soon(void *context)

@@ -4,6 +4,7 @@
 #include "engine/batching/lora.h"
 #include "engine/batching/prompt_queue.h"
 #include "proto/executor.pb-c.h"
+#include "worker/sequences/table_private.h"
 #include "engine_loop_fixture.h"
 #include "tests/lib/test.h"
 
@@ -398,7 +399,7 @@ QUEUE_TEST(sequences_of_a_failed_engine_loop_leave_legacy_ranks)
         assert_int_equal(submit(client, 0, 60, true), 0);
         assert_int_equal(take(client)->error->code, COX_CORRUPT);
         pthread_mutex_lock(&executor->lock);
-        assert_true(cox_table_count(executor->table) > 0);
+        assert_true(executor->table->store.live_count > 0);
         pthread_mutex_unlock(&executor->lock);
         for (uint64_t i = 8; i < 10; i++) {
             assert_int_equal(submit(client, i, 20, false), 0);
@@ -406,7 +407,7 @@ QUEUE_TEST(sequences_of_a_failed_engine_loop_leave_legacy_ranks)
         }
         /* The end of the last one may not have been reported yet. */
         pthread_mutex_lock(&executor->lock);
-        assert_true(cox_table_count(executor->table) <= 1);
+        assert_true(executor->table->store.live_count <= 1);
         pthread_mutex_unlock(&executor->lock);
     }
 }

@@ -385,7 +385,7 @@ void model_check_table(const struct model *model, const struct cox_table *table)
         }
         check_sampling(&is->sampling, &s->sampling);
     }
-    assert_int_equal(cox_table_count(table), live_count);
+    assert_int_equal(table->store.live_count, live_count);
 }
 
 void table_check_invariants(const struct cox_table *table)

@@ -156,20 +156,10 @@ static int take_check(const struct cox_group_memory *memory, const struct cox_gr
     return 0;
 }
 
-/* From here on this rank is in no incarnation for the others, before the first of its words
- * changes. */
-static void words_reset(struct cox_group_base *base)
+void cox_group_parts_reset(struct cox_group_layout_rank *rank)
 {
-    struct cox_group_layout_rank *own = base->ranks[base->rank];
-    /* Everything this rank writes in the new incarnation, values too, comes after it: as in
-     * part_align of group.c. Partner is the second check in epoch_verify. */
-    atomic_store_explicit(&own->identity.holder,
-                          cox_group_holder(COX_GROUP_CLAIMED, base->pid, base->start),
-                          memory_order_seq_cst);
-    (void)atomic_load_explicit(&own->identity.holder, memory_order_seq_cst);
-    cox_fault_point(COX_FAULT_GROUP_CLAIMED);
     for (uint32_t slot = 0; slot < COX_GROUP_PART_COUNT; slot++) {
-        struct cox_group_layout_part *part = &own->parts[slot];
+        struct cox_group_layout_part *part = &rank->parts[slot];
         /* First makes the word beside it no arrival. */
         uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_relaxed);
         atomic_store_explicit(&part->mirror, ~mirror, memory_order_seq_cst);
@@ -183,6 +173,21 @@ static void words_reset(struct cox_group_base *base)
         atomic_store_explicit(&part->what[0], 0, memory_order_relaxed);
         atomic_store_explicit(&part->what[1], 0, memory_order_relaxed);
     }
+}
+
+/* From here on this rank is in no incarnation for the others, before the first of its words
+ * changes. */
+static void words_reset(struct cox_group_base *base)
+{
+    struct cox_group_layout_rank *own = base->ranks[base->rank];
+    /* Everything this rank writes in the new incarnation, values too, comes after it: as in
+     * part_align of group.c. Partner is the second check in epoch_verify. */
+    atomic_store_explicit(&own->identity.holder,
+                          cox_group_holder(COX_GROUP_CLAIMED, base->pid, base->start),
+                          memory_order_seq_cst);
+    (void)atomic_load_explicit(&own->identity.holder, memory_order_seq_cst);
+    cox_fault_point(COX_FAULT_GROUP_CLAIMED);
+    cox_group_parts_reset(own);
     cox_fault_point(COX_FAULT_GROUP_CLAIMED);
 }
 

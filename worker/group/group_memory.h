@@ -52,6 +52,8 @@ struct cox_group_memory *cox_group_memory_unref(struct cox_group_memory *memory)
  * as it should be, err says whose; what cox_handle_open returns. */
 int cox_group_memory_take(const struct cox_group_sealed *sealed, struct cox_group_base *base,
                           struct cox_error *err);
+/* The parts of a rank that is in no incarnation, before it joins one: none has arrived anywhere. */
+void cox_group_parts_reset(struct cox_group_layout_rank *rank);
 /* Ends the group's writing. Idempotent. */
 void cox_group_memory_give(struct cox_group_base *base);
 /* Returns true if this group may still write. */

@@ -5,6 +5,7 @@
 #include "channel/base/futex.h"
 #include "channel/base/peer.h"
 #include "channel/shm/region.h"
+#include "group_memory.h"
 #include "group_private.h"
 
 #include <errno.h>
@@ -98,19 +99,7 @@ static void rank_reset(struct cox_group_layout_rank *rank)
 {
     atomic_store_explicit(&rank->identity.holder, 0, memory_order_seq_cst);
     (void)atomic_load_explicit(&rank->identity.holder, memory_order_seq_cst);
-    for (uint32_t slot = 0; slot < COX_GROUP_PART_COUNT; slot++) {
-        struct cox_group_layout_part *part = &rank->parts[slot];
-        const uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_relaxed);
-        atomic_store_explicit(&part->mirror, ~mirror, memory_order_seq_cst);
-        (void)atomic_load_explicit(&part->mirror, memory_order_seq_cst);
-        atomic_store_explicit(&part->name_hash, 0, memory_order_relaxed);
-        atomic_store_explicit(&part->members_hash, 0, memory_order_relaxed);
-        atomic_store_explicit(&part->aborted, 0, memory_order_relaxed);
-        atomic_store_explicit(&part->because, 0, memory_order_relaxed);
-        atomic_store_explicit(&part->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&part->what[0], 0, memory_order_relaxed);
-        atomic_store_explicit(&part->what[1], 0, memory_order_relaxed);
-    }
+    cox_group_parts_reset(rank);
 }
 
 static bool is_here(const struct cox_group_mirror *mirror, uint32_t rank)

@@ -236,11 +236,8 @@ bool cox_group_is_over(const struct cox_group *group);
  * has completed everything it did before. */
 bool cox_group_went_on(struct cox_group *group, uint32_t place);
 /* Runs the next round: arrives, waits for all members, and checks that all run the same operation.
- * Returns 0; COX_INVALID: a member passed another detail (size); otherwise as the operations, and
- * the epoch is over. */
-int cox_group_round(struct cox_group *group, enum cox_group_operation operation, uint32_t detail,
-                    uint64_t deadline_ns, struct cox_error *err);
-/* Runs a round in which every member contributes size bytes, at most slot_size. */
+ * Every member contributes size bytes, at most slot_size; 0: none. Returns 0; COX_INVALID: a member
+ * passed another detail (size); otherwise as the operations, and the epoch is over. */
 int cox_group_round_values(struct cox_group *group, enum cox_group_operation operation,
                            uint32_t detail, const void *value, uint32_t size, uint8_t *values,
                            size_t stride, uint64_t deadline_ns, struct cox_error *err);

@@ -768,7 +768,7 @@ static int epoch_verify(struct cox_group *group, struct cox_error *err)
         uint64_t word = atomic_load_explicit(&part->arrived, memory_order_seq_cst);
         bool stayed = word >> COX_GROUP_INDEX_BITS == present;
         /* In another incarnation a word may have the same value, but not with this mirror. Partner
-         * is words_reset. */
+         * is cox_group_parts_reset. */
         if (stayed && group->base->memory && place != group->self) {
             const uint64_t incarnation = group->base->incarnation;
             uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_seq_cst);
@@ -923,15 +923,9 @@ int cox_group_round_values(struct cox_group *group, enum cox_group_operation ope
     return r;
 }
 
-int cox_group_round(struct cox_group *group, enum cox_group_operation operation, uint32_t detail,
-                    uint64_t deadline_ns, struct cox_error *err)
-{
-    return cox_group_round_values(group, operation, detail, NULL, 0, NULL, 0, deadline_ns, err);
-}
-
 int cox_group_barrier(struct cox_group *group, uint64_t deadline_ns, struct cox_error *err)
 {
-    return cox_group_round(group, COX_GROUP_BARRIER, 0, deadline_ns, err);
+    return cox_group_round_values(group, COX_GROUP_BARRIER, 0, NULL, 0, NULL, 0, deadline_ns, err);
 }
 
 int cox_group_gather(struct cox_group *group, const void *value, size_t size, void *values,
@@ -943,8 +937,8 @@ int cox_group_gather(struct cox_group *group, const void *value, size_t size, vo
     if (size == 0 || size > size_max) {
         /* Reports it to the others. */
         struct cox_error why = {0};
-        int r = cox_group_round(group, COX_GROUP_GATHER, size > size_max ? UINT32_MAX : 0,
-                                deadline_ns, &why);
+        int r = cox_group_round_values(group, COX_GROUP_GATHER, size > size_max ? UINT32_MAX : 0,
+                                       NULL, 0, NULL, 0, deadline_ns, &why);
         if (r && r != COX_INVALID)
             return cox_fail(err, r, "%s", why.text);
         return cox_fail(err, COX_INVALID, "a value of %zu bytes: expected 1 to %" PRIu32, size,

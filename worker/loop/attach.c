@@ -22,24 +22,6 @@
 
 /* ---- the group's memory ---- */
 
-/* Checks that the rank and incarnation are those that were requested. */
-static int worker_check_hello_reply(const struct cox_worker_options *options,
-                                    const struct cox_hello_reply *hello_reply,
-                                    struct cox_error *err)
-{
-    bool any = options->rank == COX_HELLO_RANK_ANY;
-    if (hello_reply->rank >= hello_reply->rank_count ||
-        (!any && hello_reply->rank != options->rank) ||
-        (options->rank_count && hello_reply->rank_count != options->rank_count) ||
-        (options->incarnation && hello_reply->incarnation != options->incarnation))
-        return cox_fail(err, COX_CORRUPT,
-                        "the control socket %s accepts rank %" PRIu32 " of %" PRIu32
-                        ", incarnation %" PRIu32 ", which is not what was asked for",
-                        options->control_socket, hello_reply->rank, hello_reply->rank_count,
-                        hello_reply->incarnation);
-    return 0;
-}
-
 /* The group's name is the name of its control socket. */
 static void worker_name_group(struct cox_worker_options *options)
 {
@@ -93,11 +75,7 @@ static int worker_log_on(struct cox_worker *worker, const struct cox_worker_iden
         return r;
     worker->socket_fd = session.fd;
     cox_fault_point(COX_FAULT_ATTACH_ACCEPTED);
-    r = worker_check_hello_reply(options, &session.hello_reply, err);
-    if (r == 0)
-        r = cox_fd_bundle_adopt(&worker->bundle, session.fds, session.fd_count, err);
-    for (uint32_t i = 0; r && i < session.fd_count; i++)
-        cox_close_fd(&session.fds[i]);
+    r = cox_fd_bundle_adopt(&worker->bundle, session.fds, session.fd_count, err);
     options->rank = session.hello_reply.rank;
     options->rank_count = session.hello_reply.rank_count;
     options->incarnation = session.hello_reply.incarnation;

@@ -31,7 +31,6 @@ static bool step_fill_nested(struct cox_channel_thread *thread, const struct cox
     struct nested_row {
         Coxswain__CompletionSequenceGroupOutput group;
         Coxswain__SequenceOutput sample;
-        Coxswain__CompletionSequenceGroupOutput *group_pointer;
         Coxswain__SequenceOutput *sample_pointer;
         int64_t token;
         float logprob;
@@ -177,7 +176,7 @@ COX_HOT static int step_finish(struct cox_channel_thread *thread,
         cox_table_commit(table);
     else
         cox_table_revert(table);
-    cox_state_set_base(thread->line, cox_table_base(table));
+    cox_fault_point(COX_FAULT_STEP_COMMITTED);
     if (r)
         return r;
     COX_SET(result, base_sequence, cox_table_base(table));

@@ -178,9 +178,8 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     }
     if (r == 0) {
         cox_table_watch(worker->table,
-                        &cox_state_channel(&worker->control, COX_CHANNEL_EXECUTE)->void_through);
-        cox_table_watch_pause(worker->table,
-                              &worker->threads[COX_CHANNEL_EXECUTE].running.cancel_sequence);
+                        &cox_state_channel(&worker->control, COX_CHANNEL_EXECUTE)->void_through,
+                        &worker->threads[COX_CHANNEL_EXECUTE].running.cancel_sequence);
     }
     if (r) {
         if (worker->claimed)
@@ -375,7 +374,6 @@ static int worker_start_threads(struct cox_worker *worker, uint32_t takes, struc
     int r = 0;
     cox_pause_listen();
     worker->started = true;
-    worker->takes = takes;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         struct cox_channel_thread *thread = &worker->threads[c];
         thread->spinner.budget_ns = worker->control.geometry.spin_ns;

@@ -187,8 +187,6 @@ struct cox_worker {
     _Atomic uint32_t running;
     /* threads inside cox_worker_next */
     _Atomic uint32_t takers;
-    /* bits of the channels that callers take from */
-    uint32_t takes;
     /* channel threads were started, and not yet joined */
     bool started;
     /* the thread that watches if start has returned, */

@@ -40,13 +40,9 @@ struct cox_table *cox_table_free(struct cox_table *table)
     return NULL;
 }
 
-void cox_table_watch(struct cox_table *table, const void *void_word)
+void cox_table_watch(struct cox_table *table, const void *void_word, const void *cancel_word)
 {
     table->void_word = void_word;
-}
-
-void cox_table_watch_pause(struct cox_table *table, const void *cancel_word)
-{
     table->cancel_word = cancel_word;
 }
 
@@ -199,11 +195,6 @@ void cox_table_clear(struct cox_table *table)
         cox_sequence_store_drop(&table->store, slot);
     cox_sequence_store_commit(&table->store);
     table->base = 0;
-}
-
-uint32_t cox_table_count(const struct cox_table *table)
-{
-    return table->store.live_count;
 }
 
 struct cox_adapter_references *cox_table_adapter_references(const struct cox_table *table)

@@ -34,14 +34,12 @@ int cox_table_new(uint32_t sequence_count_max, uint32_t token_count_max,
                   struct cox_table **ret_table);
 struct cox_table *cox_table_free(struct cox_table *table);
 
-/* Sets the word (an _Atomic uint64_t in shared memory) that cox_batch_cancelled compares with the
- * sequence of a batch: steps up to it are cancelled. NULL, the initial value: none ever is.
- * cox_batch_cancelled is implemented here. */
-void cox_table_watch(struct cox_table *table, const void *void_word);
-
-/* Sets the corresponding word (an _Atomic uint64_t) for a pause (pause.h): a callback for a step up
- * to it should return. */
-void cox_table_watch_pause(struct cox_table *table, const void *cancel_word);
+/* Sets two words (each an _Atomic uint64_t), with which the sequence of a batch is compared. NULL,
+ * the initial value: none.
+ *   void_word: in shared memory; cox_batch_cancelled, which is implemented here, says of steps up
+ *     to it that they are cancelled
+ *   cancel_word: of a pause (pause.h); a callback for a step up to it should return */
+void cox_table_watch(struct cox_table *table, const void *void_word, const void *cancel_word);
 
 /* Prepares the step `sequence`. The request must stay until commit or revert. Nothing is changed
  * unless 0 is returned. *ret_batch and *ret_outputs (row_count of them, tokens set to -1) are lent.
@@ -82,6 +80,5 @@ void cox_table_clear(struct cox_table *table);
 /* The adapters of its sequences; lent until free. For other threads than the table's, as
  * adapter_references.h says. */
 struct cox_adapter_references *cox_table_adapter_references(const struct cox_table *table);
-uint32_t cox_table_count(const struct cox_table *table);
 
 #endif

@@ -1,4 +1,4 @@
-/* table_private: what a table is made of, for table.c and its test. */
+/* table_private: what a table is made of, for table.c and tests. */
 #ifndef COX_WORKER_TABLE_PRIVATE_H
 #define COX_WORKER_TABLE_PRIVATE_H
 
