@@ -683,7 +683,7 @@ struct cox_executor_status {
     /* The last fault that was reported without a rank (legacy workers). Empty: there was none. */
     char unknown_error[512];
     uint64_t unknown_error_age_ns;
-    struct {
+    struct cox_executor_channel_status {
         /* last sequence that was published */
         uint64_t published;
         /* every request up to here has ended */

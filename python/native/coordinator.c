@@ -1,6 +1,8 @@
 /* A group as Python drives it: a server whose threads leave their news in a list. */
 #include "native.h"
 
+#include "channel/base/thread.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -140,11 +142,7 @@ int coxpy_group_new(const struct cox_executor_options *executor,
         return cox_fail(err, -ENOMEM, "no memory for the group");
     pthread_mutex_init(&group->recovery_lock, NULL);
     pthread_mutex_init(&group->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&group->wake, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cox_condition_init(&group->wake);
     group->last = &group->first;
     struct cox_executor_options hooked = *executor;
     struct cox_server_options options = *server;
@@ -248,25 +246,9 @@ struct coxpy_group *coxpy_group_free(struct coxpy_group *group)
 
 /* ---- requests ---- */
 
-struct cox_executor *coxpy_group_executor(struct coxpy_group *group)
+struct cox_server *coxpy_group_server(struct coxpy_group *group)
 {
-    return cox_server_executor(group->server);
-}
-
-int coxpy_group_restart(struct coxpy_group *group, uint32_t rank, bool kill, uint64_t deadline_ns,
-                        struct cox_error *err)
-{
-    return cox_server_restart(group->server, rank, kill, deadline_ns, err);
-}
-
-int coxpy_group_take_name(struct coxpy_group *group, const char *name, struct cox_error *err)
-{
-    return cox_server_take_name(group->server, name, err);
-}
-
-int coxpy_group_set_note(struct coxpy_group *group, const char *note, struct cox_error *err)
-{
-    return cox_server_set_note(group->server, note, err);
+    return group->server;
 }
 
 int coxpy_group_await_recovery(struct coxpy_group *group, uint64_t deadline_ns,
@@ -306,16 +288,4 @@ int coxpy_submit(struct cox_executor *executor, const void *bytes, size_t size, 
 {
     const struct cox_submit_options options = submit_options(gather, asked, deadline_ns, key);
     return cox_executor_submit_opaque(executor, bytes, size, &options, ret_sequence, err);
-}
-
-void coxpy_channel_status(const struct cox_executor_status *status, int channel,
-                          struct cox_channel_status_of_executor *ret_status)
-{
-    *ret_status = (struct cox_channel_status_of_executor){
-        .published = status->channels[channel].published,
-        .ended = status->channels[channel].ended,
-        .in_flight = status->channels[channel].in_flight,
-        .late = status->channels[channel].late,
-        .stats = status->channels[channel].stats,
-    };
 }

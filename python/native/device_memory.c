@@ -25,12 +25,6 @@ int coxpy_devices_new(const char *library, struct cox_domains **ret_devices, str
     return r;
 }
 
-int coxpy_device_name(const struct cox_domains *devices, uint32_t device, uint8_t ret_name[16],
-                      struct cox_error *err)
-{
-    return cox_domain_cuda_uuid(devices, device, ret_name, err);
-}
-
 int coxpy_device_memory_create(const struct cox_domains *devices, uint32_t device, uint64_t size,
                                struct cox_domain_memory **ret_memory, struct cox_error *err)
 {
@@ -48,23 +42,6 @@ int coxpy_device_memory_attach(const struct cox_domains *devices, uint32_t devic
     void *context;
     int r = cox_domains_find(devices, cuda(device), &functions, &context, err);
     return r ? r : functions->attach(context, device, fd, size, false, ret_memory, err);
-}
-
-int coxpy_device_memory_make_private(struct cox_domain_memory *memory, struct cox_error *err)
-{
-    return cox_domain_cuda_make_private(memory, err);
-}
-
-int coxpy_device_memory_read(struct cox_domain_memory *memory, uint64_t offset, void *bytes,
-                             uint64_t size, struct cox_error *err)
-{
-    return cox_domain_copy_from(memory, offset, bytes, size, err);
-}
-
-int coxpy_device_memory_write(struct cox_domain_memory *memory, uint64_t offset, const void *bytes,
-                              uint64_t size, struct cox_error *err)
-{
-    return cox_domain_copy_to(memory, offset, bytes, size, err);
 }
 
 void coxpy_device_memory_free(struct cox_domain_memory *memory)

@@ -19,7 +19,6 @@ struct Coxswain__LoraOperationRequest {
     ...;
 };
 struct Coxswain__HostInfo {
-    char *host_ip;
     char *cluster_id;
     ...;
 };
@@ -77,3 +76,12 @@ struct Coxswain__PullKVRequest {
     struct Coxswain__PullKVRequest__PullKVInfo **pull_kv_infos;
     ...;
 };
+
+/* memory/domain/domain_table.h */
+int cox_domain_copy_to(struct cox_domain_memory *memory, uint64_t offset, const void *host,
+                       uint64_t size, struct cox_error *err);
+int cox_domain_copy_from(struct cox_domain_memory *memory, uint64_t offset, void *host,
+                         uint64_t size, struct cox_error *err);
+int cox_domain_cuda_uuid(const struct cox_domains *domains, uint32_t device, uint8_t ret_uuid[16],
+                         struct cox_error *err);
+int cox_domain_cuda_make_private(struct cox_domain_memory *memory, struct cox_error *err);

@@ -55,17 +55,12 @@ int coxpy_group_start(struct coxpy_group *group, struct cox_error *err);
  * cox_server_start. */
 bool coxpy_group_await_start(struct coxpy_group *group, uint64_t deadline_ns, int *ret_result,
                              struct cox_error *err);
-struct cox_executor *coxpy_group_executor(struct coxpy_group *group);
-/* As cox_server_restart. */
-int coxpy_group_restart(struct coxpy_group *group, uint32_t rank, bool kill, uint64_t deadline_ns,
-                        struct cox_error *err);
+/* Lent while no thread is in stop. */
+struct cox_server *coxpy_group_server(struct coxpy_group *group);
 /* Blocks while a rank is dead or being replaced. Any thread; one at a time is inside, the others get
  * COX_TIMEOUT at their deadline. Returns as cox_server_await_recovery. */
 int coxpy_group_await_recovery(struct coxpy_group *group, uint64_t deadline_ns,
                                struct cox_error *err);
-/* As cox_server_take_name and cox_server_set_note; while no thread is in stop. */
-int coxpy_group_take_name(struct coxpy_group *group, const char *name, struct cox_error *err);
-int coxpy_group_set_note(struct coxpy_group *group, const char *note, struct cox_error *err);
 /* Cancels a start that is not over, ends the workers and frees the executor: no thread may be inside
  * it. Ends next_event. Idempotent, on one thread at a time. */
 void coxpy_group_stop(struct coxpy_group *group);
@@ -84,17 +79,6 @@ int coxpy_submit(struct cox_executor *executor, const void *bytes, size_t size, 
 int coxpy_submit_parts(struct cox_executor *executor, const struct iovec *parts, size_t part_count,
                        int gather, const struct cox_rank_set *asked, uint64_t deadline_ns,
                        uintptr_t key, uint64_t *ret_sequence, struct cox_error *err);
-
-/* One channel of struct cox_executor_status, whose type has no name there. */
-struct cox_channel_status_of_executor {
-    uint64_t published;
-    uint64_t ended;
-    uint32_t in_flight;
-    struct cox_rank_set late;
-    struct cox_channel_stats stats;
-};
-void coxpy_channel_status(const struct cox_executor_status *status, int channel,
-                          struct cox_channel_status_of_executor *ret_status);
 
 /* ---- batch.c: a step as columns ---- */
 
@@ -217,9 +201,6 @@ void coxpy_child_unref(struct coxpy_child *child);
 
 /* library: the driver, NULL: that of the machine. Returns as cox_domains_add_cuda. */
 int coxpy_devices_new(const char *library, struct cox_domains **ret_devices, struct cox_error *err);
-/* What names a device everywhere. Returns 0; COX_INVALID: no such device; COX_UNSUPPORTED, -EIO. */
-int coxpy_device_name(const struct cox_domains *devices, uint32_t device, uint8_t ret_name[16],
-                      struct cox_error *err);
 /* Return COX_INVALID: no such device; and as the functions of a domain (domain.h). devices stays open
  * until the memory is freed. attach: for reading. */
 int coxpy_device_memory_create(const struct cox_domains *devices, uint32_t device, uint64_t size,
@@ -227,14 +208,6 @@ int coxpy_device_memory_create(const struct cox_domains *devices, uint32_t devic
 int coxpy_device_memory_attach(const struct cox_domains *devices, uint32_t device, int fd,
                                uint64_t size, struct cox_domain_memory **ret_memory,
                                struct cox_error *err);
-/* As cox_domain_cuda_make_private (memory/domain/domain_table.h). */
-int coxpy_device_memory_make_private(struct cox_domain_memory *memory, struct cox_error *err);
-/* Return COX_INVALID: a range is not in the memory; COX_DENIED: it is attached for reading; and as the
- * functions of a domain. */
-int coxpy_device_memory_read(struct cox_domain_memory *memory, uint64_t offset, void *bytes,
-                             uint64_t size, struct cox_error *err);
-int coxpy_device_memory_write(struct cox_domain_memory *memory, uint64_t offset, const void *bytes,
-                              uint64_t size, struct cox_error *err);
 void coxpy_device_memory_free(struct cox_domain_memory *memory);
 
 struct coxpy_worker;
@@ -249,8 +222,6 @@ struct coxpy_worker;
 int coxpy_worker_new(const struct cox_worker_options *options, uint32_t served,
                      struct coxpy_worker **ret_worker, struct cox_error *err);
 struct cox_worker *coxpy_worker_of(struct coxpy_worker *worker);
-/* Returns as cox_worker_start. */
-int coxpy_worker_start(struct coxpy_worker *worker, struct cox_error *err);
 /* Callbacks that wait for Python, and threads that wait for callbacks, return. */
 void coxpy_worker_end(struct coxpy_worker *worker);
 struct coxpy_worker *coxpy_worker_free(struct coxpy_worker *worker);

@@ -1,6 +1,8 @@
 /* Deaths of the host's processes, told without the GIL: a thread polls a pidfd and a pipe of each. */
 #include "native.h"
 
+#include "channel/base/thread.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -332,8 +334,6 @@ static void *thread_main(void *context)
 int coxpy_watch_new(int out_fd, struct coxpy_watch **ret_watch)
 {
     struct coxpy_watch *watch = calloc(1, sizeof *watch);
-    sigset_t all, before;
-    pthread_condattr_t monotonic;
     if (!watch)
         return -ENOMEM;
     watch->out_fd = out_fd;
@@ -344,21 +344,14 @@ int coxpy_watch_new(int out_fd, struct coxpy_watch **ret_watch)
         return error;
     }
     pthread_mutex_init(&watch->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&watch->news, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    /* The host's signals are for its own threads. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int r = pthread_create(&watch->thread, NULL, thread_main, watch);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    cox_condition_init(&watch->news);
+    const int r = cox_thread_start(&watch->thread, thread_main, watch);
     if (r) {
         close(watch->wake_fd);
         pthread_cond_destroy(&watch->news);
         pthread_mutex_destroy(&watch->lock);
         free(watch);
-        return -r;
+        return r;
     }
     *ret_watch = watch;
     return 0;

@@ -289,11 +289,6 @@ struct cox_worker *coxpy_worker_of(struct coxpy_worker *worker)
     return worker->worker;
 }
 
-int coxpy_worker_start(struct coxpy_worker *worker, struct cox_error *err)
-{
-    return cox_worker_start(worker->worker, COX_WORKER_TAKES(COX_CHANNEL_EXECUTE), err);
-}
-
 void coxpy_worker_end(struct coxpy_worker *worker)
 {
     pthread_mutex_lock(&worker->lock);

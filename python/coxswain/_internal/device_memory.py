@@ -37,7 +37,7 @@ class Devices(Owned):
     def name(self, number: int) -> str:
         """Of a device, everywhere: `GPU-` and its UUID."""
         found = ffi.new("uint8_t[16]")
-        self._call(lib.coxpy_device_name, number, found)
+        self._call(lib.cox_domain_cuda_uuid, number, found)
         digits = bytes(found).hex()
         parts = digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]
         return f"GPU-{'-'.join(parts)}"
@@ -96,13 +96,13 @@ class DeviceMemory(Owned):
     def read(self, offset: int, size: int) -> bytes:
         """A copy of some bytes."""
         found = ffi.new("uint8_t[]", max(size, 1))
-        self._call(lib.coxpy_device_memory_read, offset, found, size)
+        self._call(lib.cox_domain_copy_from, offset, found, size)
         return bytes(ffi.buffer(found, size))
 
     def write(self, offset: int, data: Any) -> None:
         """data: a buffer of the host."""
         view = ffi.from_buffer("uint8_t[]", data)
-        self._call(lib.coxpy_device_memory_write, offset, view, len(view))
+        self._call(lib.cox_domain_copy_to, offset, view, len(view))
 
     def put(self, offset: int, tensor: Any) -> None:
         """Copies a tensor of torch, of this or another device."""
@@ -147,7 +147,7 @@ class DeviceMemory(Owned):
     def unshare(self) -> None:
         """What is there becomes this process's own, at the same address: it takes as much memory
         again. Raises NoSpace."""
-        self._call(lib.coxpy_device_memory_make_private)
+        self._call(lib.cox_domain_cuda_make_private)
 
 
 class DeviceArray:

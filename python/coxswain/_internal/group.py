@@ -671,7 +671,7 @@ class Group:
         except BaseException:
             self.stop()
             raise
-        self._executor = lib.coxpy_group_executor(self._native)
+        self._executor = lib.cox_server_executor(self._server())
         return self
 
     def stop(self) -> None:
@@ -792,7 +792,7 @@ class Group:
         from now on `coxswain status --name NAME` finds it. Raises Taken while that one lives."""
         err = new_error()
         text = ffi.new("char[]", bytes_of(name))
-        check(self._use(lambda _: lib.coxpy_group_take_name(self._native, text, err)), err)
+        check(self._use(lambda _: lib.cox_server_take_name(self._server(), text, err)), err)
 
     @property
     def note(self) -> str:
@@ -811,9 +811,13 @@ class Group:
             self._use(lambda _: self._set_note(note))
         self._note = note
 
+    def _server(self) -> Any:
+        return lib.coxpy_group_server(self._native)
+
     def _set_note(self, note: str) -> None:
         err = new_error()
-        check(lib.coxpy_group_set_note(self._native, ffi.new("char[]", bytes_of(note)), err), err)
+        text = ffi.new("char[]", bytes_of(note))
+        check(lib.cox_server_set_note(self._server(), text, err), err)
 
     @property
     def socket(self) -> str:
@@ -857,7 +861,7 @@ class Group:
             err = new_error()
             check(
                 self._use(
-                    lambda _: lib.coxpy_group_restart(self._native, rank, kill, deadline, err)
+                    lambda _: lib.cox_server_restart(self._server(), rank, kill, deadline, err)
                 ),
                 err,
             )

@@ -173,8 +173,7 @@ def _rank(rank: int, status: Any) -> RankStatus:
 
 
 def _channel(name: str, id_: int, status: Any, rank_count: int) -> ChannelStatus:
-    channel = ffi.new("struct cox_channel_status_of_executor *")
-    lib.coxpy_channel_status(status, id_, channel)
+    channel = status.channels[id_]
     stats = channel.stats
     late = [r for r in range(rank_count) if channel.late.words[r // 64] >> (r % 64) & 1]
     return ChannelStatus(

@@ -561,7 +561,7 @@ class Worker:
             if self._started:
                 return
             err = new_error()
-            check(lib.coxpy_worker_start(self._native, err), err)
+            check(lib.cox_worker_start(self._worker, 1 << lib.COX_CHANNEL_EXECUTE, err), err)
             self._started = True
         for kinds, channel in (
             (("lora", "link"), lib.COX_CHANNEL_LINK),
