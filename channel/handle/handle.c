@@ -15,8 +15,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* linux/unistd.h of 5.6 and later; the number is the same on every architecture. */
-
 #define MAGIC 0x4843u /* "CH" */
 #define LAYOUT_VERSION 1u
 

@@ -20,8 +20,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* linux/unistd.h of 5.6 and later; the number is the same on every architecture. */
-
 /* The result that a rank reports. */
 enum how {
     HOW_DONE = 0x3c,
