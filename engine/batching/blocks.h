@@ -10,8 +10,8 @@
  * Blocks: nothing (threads).
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_COORDINATOR_BLOCKS_H
-#define COX_COORDINATOR_BLOCKS_H
+#ifndef COX_ENGINE_BLOCKS_H
+#define COX_ENGINE_BLOCKS_H
 
 #include <coxswain/base.h>
 

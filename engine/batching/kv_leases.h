@@ -11,8 +11,8 @@
  * Blocks: nothing (threads).
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_COORDINATOR_KV_LEASES_H
-#define COX_COORDINATOR_KV_LEASES_H
+#ifndef COX_ENGINE_KV_LEASES_H
+#define COX_ENGINE_KV_LEASES_H
 
 #include <coxswain/base.h>
 

@@ -18,8 +18,8 @@
  *   time. unload also waits for the prompts that use the adapter. take, give and list do not block.
  * If the process dies: private memory; the ranks end with it.
  */
-#ifndef COX_COORDINATOR_LORA_H
-#define COX_COORDINATOR_LORA_H
+#ifndef COX_ENGINE_LORA_H
+#define COX_ENGINE_LORA_H
 
 #include <coxswain/server.h>
 

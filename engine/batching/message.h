@@ -11,8 +11,8 @@
  * Blocks: nothing. Allocates in new, and in fill when a nested step is larger than any before.
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_COORDINATOR_MESSAGE_H
-#define COX_COORDINATOR_MESSAGE_H
+#ifndef COX_ENGINE_MESSAGE_H
+#define COX_ENGINE_MESSAGE_H
 
 #include "batcher.h"
 

@@ -7,8 +7,8 @@
  * Blocks: nothing.
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_COORDINATOR_PULL_MESSAGE_H
-#define COX_COORDINATOR_PULL_MESSAGE_H
+#ifndef COX_ENGINE_PULL_MESSAGE_H
+#define COX_ENGINE_PULL_MESSAGE_H
 
 #include "transfers.h"
 

@@ -26,8 +26,8 @@
  *   replies, 1 s at most.
  * If the process dies: images have no names; the ranks end with their coordinator.
  */
-#ifndef COX_COORDINATOR_SHARED_WEIGHTS_H
-#define COX_COORDINATOR_SHARED_WEIGHTS_H
+#ifndef COX_ENGINE_SHARED_WEIGHTS_H
+#define COX_ENGINE_SHARED_WEIGHTS_H
 
 #include "channel/base/idioms.h"
 

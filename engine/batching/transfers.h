@@ -26,8 +26,8 @@
  * Blocks: nothing (threads).
  * If the process dies: private memory; the ranks end with the coordinator.
  */
-#ifndef COX_COORDINATOR_TRANSFERS_H
-#define COX_COORDINATOR_TRANSFERS_H
+#ifndef COX_ENGINE_TRANSFERS_H
+#define COX_ENGINE_TRANSFERS_H
 
 #include <coxswain/executor.h>
 #include <coxswain/server.h>

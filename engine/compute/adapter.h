@@ -19,8 +19,8 @@
  * Blocks: load reads files.
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_WORKER_MODEL_ADAPTER_H
-#define COX_WORKER_MODEL_ADAPTER_H
+#ifndef COX_ENGINE_ADAPTER_H
+#define COX_ENGINE_ADAPTER_H
 
 #include "channel/base/idioms.h"
 #include "engine/model/share.h"

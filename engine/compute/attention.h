@@ -11,8 +11,8 @@
  * Blocks: nothing.
  * If the process dies: nothing is left.
  */
-#ifndef COX_WORKER_MODEL_ATTENTION_H
-#define COX_WORKER_MODEL_ATTENTION_H
+#ifndef COX_ENGINE_ATTENTION_H
+#define COX_ENGINE_ATTENTION_H
 
 #include "cache.h"
 #include "engine/model/config.h"

@@ -26,8 +26,8 @@
  * Blocks (threads): nothing. Other groups that read the blocks delay no step.
  * If the process dies: the blocks live until the last process unmaps them.
  */
-#ifndef COX_WORKER_MODEL_CACHE_H
-#define COX_WORKER_MODEL_CACHE_H
+#ifndef COX_ENGINE_CACHE_H
+#define COX_ENGINE_CACHE_H
 
 #include "channel/base/idioms.h"
 

@@ -1,6 +1,6 @@
 /* The struct of the cache, shared by cache.c (blocks and copies) and cache_owner.c (owners). */
-#ifndef COX_WORKER_MODEL_CACHE_PRIVATE_H
-#define COX_WORKER_MODEL_CACHE_PRIVATE_H
+#ifndef COX_ENGINE_CACHE_PRIVATE_H
+#define COX_ENGINE_CACHE_PRIVATE_H
 
 #include "cache.h"
 

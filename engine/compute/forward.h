@@ -20,8 +20,8 @@
  * If the process dies: only lent cache blocks keep what was written. Positions are explicit, so a
  *   repeated step writes the same bytes.
  */
-#ifndef COX_WORKER_MODEL_FORWARD_H
-#define COX_WORKER_MODEL_FORWARD_H
+#ifndef COX_ENGINE_FORWARD_H
+#define COX_ENGINE_FORWARD_H
 
 #include "channel/base/idioms.h"
 #include "adapter.h"

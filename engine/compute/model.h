@@ -9,8 +9,8 @@
  * If the process dies: private memory is gone. A borrowed block keeps its bytes; its owner frees
  *   it.
  */
-#ifndef COX_WORKER_MODEL_MODEL_H
-#define COX_WORKER_MODEL_MODEL_H
+#ifndef COX_ENGINE_MODEL_H
+#define COX_ENGINE_MODEL_H
 
 #include "channel/base/idioms.h"
 #include "engine/model/config.h"

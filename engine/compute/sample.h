@@ -9,8 +9,8 @@
  * Blocks: nothing.
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_WORKER_MODEL_SAMPLE_H
-#define COX_WORKER_MODEL_SAMPLE_H
+#ifndef COX_ENGINE_SAMPLE_H
+#define COX_ENGINE_SAMPLE_H
 
 #include "channel/base/idioms.h"
 

@@ -27,8 +27,8 @@
  * Blocks: nothing.
  * If the process dies: nothing is left.
  */
-#ifndef COX_WORKER_MODEL_TILE_H
-#define COX_WORKER_MODEL_TILE_H
+#ifndef COX_ENGINE_TILE_H
+#define COX_ENGINE_TILE_H
 
 #include <stddef.h>
 #include <stdint.h>

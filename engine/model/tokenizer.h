@@ -16,8 +16,8 @@
  *   -errno
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_COORDINATOR_TOKENIZER_H
-#define COX_COORDINATOR_TOKENIZER_H
+#ifndef COX_ENGINE_TOKENIZER_H
+#define COX_ENGINE_TOKENIZER_H
 
 #include "channel/base/idioms.h"
 

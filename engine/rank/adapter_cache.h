@@ -22,8 +22,8 @@
  * Codes of remove: 0, COX_NOT_FOUND.
  * If the process dies: private memory; nothing is left. A new process of the rank has no adapters.
  */
-#ifndef COX_WORKER_ADAPTER_CACHE_H
-#define COX_WORKER_ADAPTER_CACHE_H
+#ifndef COX_ENGINE_ADAPTER_CACHE_H
+#define COX_ENGINE_ADAPTER_CACHE_H
 
 #include "engine/model/config.h"
 #include "engine/model/share.h"

@@ -12,8 +12,8 @@
  *   -ENOMEM
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_WORKER_ADAPTER_COMMANDS_H
-#define COX_WORKER_ADAPTER_COMMANDS_H
+#ifndef COX_ENGINE_ADAPTER_COMMANDS_H
+#define COX_ENGINE_ADAPTER_COMMANDS_H
 
 #include "adapter_cache.h"
 #include <coxswain/worker.h>

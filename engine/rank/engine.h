@@ -41,8 +41,8 @@
  * If the process dies: the other ranks' step ends with COX_PEER_DEAD, and so does every later step
  *   until a new group exists.
  */
-#ifndef COX_WORKER_ENGINE_H
-#define COX_WORKER_ENGINE_H
+#ifndef COX_ENGINE_ENGINE_H
+#define COX_ENGINE_ENGINE_H
 
 #include <coxswain/worker.h>
 

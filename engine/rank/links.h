@@ -20,8 +20,8 @@
  *   themselves is input, which the view checks.
  * If the process dies: nothing is left.
  */
-#ifndef COX_WORKER_LINKS_H
-#define COX_WORKER_LINKS_H
+#ifndef COX_ENGINE_LINKS_H
+#define COX_ENGINE_LINKS_H
 
 #include <coxswain/handle.h>
 #include <coxswain/requests.h>

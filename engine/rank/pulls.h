@@ -22,8 +22,8 @@
  * If the process dies: the remote side is unaffected, and the local blocks are gone with the
  *   process.
  */
-#ifndef COX_WORKER_PULLS_H
-#define COX_WORKER_PULLS_H
+#ifndef COX_ENGINE_PULLS_H
+#define COX_ENGINE_PULLS_H
 
 #include "links.h"
 #include "engine/compute/cache.h"

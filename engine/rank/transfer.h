@@ -11,8 +11,8 @@
  * Blocks: pull, as pulls.h says; close and clear, until the pull has ended; nothing else.
  * If the process dies: as links.h and pulls.h.
  */
-#ifndef COX_WORKER_TRANSFER_H
-#define COX_WORKER_TRANSFER_H
+#ifndef COX_ENGINE_TRANSFER_H
+#define COX_ENGINE_TRANSFER_H
 
 #include "engine/compute/cache.h"
 #include "proto/executor.pb-c.h"

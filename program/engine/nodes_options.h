@@ -17,8 +17,8 @@
  * Blocks: reading files.
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_NODES_OPTIONS_H
-#define COX_NODES_OPTIONS_H
+#ifndef COX_PROGRAM_NODES_OPTIONS_H
+#define COX_PROGRAM_NODES_OPTIONS_H
 
 #include "coordinator/transport/nodes_library.h"
 #include "program/cli/json_file.h"

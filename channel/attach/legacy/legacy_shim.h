@@ -12,8 +12,8 @@
  * Blocks: nothing.
  * If the process dies: private memory; the names are the coordinator's.
  */
-#ifndef COX_WORKER_LEGACY_SHIM_H
-#define COX_WORKER_LEGACY_SHIM_H
+#ifndef COX_LEGACY_SHIM_H
+#define COX_LEGACY_SHIM_H
 
 #include "channel/shm/channel.h"
 
