@@ -577,7 +577,9 @@ class Group:
         if folder := crash_dir or os.environ.get("COXSWAIN_CRASH_DIR"):
             keep.append(ffi.new("char[]", os.fsencode(folder)))
             executor.recorder.crash_dir = keep[-1]
-        executor.recorder.stacks = lib.COX_STACKS_AT_FAILURES if stacks else lib.COX_STACKS_ON_REQUEST
+        executor.recorder.stacks = (
+            lib.COX_STACKS_AT_FAILURES if stacks else lib.COX_STACKS_ON_REQUEST
+        )
         # External ranks may take as long as a scheduler needs; 0 is the library's default of 60 s.
         milliseconds = max(1, int(min(2.0**62, math.inf if timeout is None else timeout * 1000)))
         executor.times.start_timeout_ms = milliseconds
