@@ -28,13 +28,13 @@ static uint64_t meminfo_value(const char *text, const char *name)
 static int available(uint64_t *ret_size, struct cox_error *err)
 {
     char text[4096];
-    const ssize_t length = cox_small_file_read("/proc/meminfo", text, sizeof text);
-    if (length == -ENOENT || length == -EACCES) {
+    const int r = (int)cox_small_file_read("/proc/meminfo", text, sizeof text);
+    if (r == -ENOENT || r == -EACCES) {
         *ret_size = UINT64_MAX;
         return 0;
     }
-    if (length < 0)
-        return cox_fail(err, (int)length, "/proc/meminfo: %s", cox_status_text((int)length));
+    if (r < 0)
+        return cox_fail(err, r, "/proc/meminfo: %s", cox_status_text(r));
     uint64_t size = meminfo_value(text, "MemAvailable:");
     *ret_size = size ? size + meminfo_value(text, "SwapFree:") : UINT64_MAX;
     return 0;
