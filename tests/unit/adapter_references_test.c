@@ -30,16 +30,6 @@ static struct cox_adapter_references *references_new(void)
     return test_own(made, cox_adapter_references_free_owned);
 }
 
-/* How many sequences use the name. No name is closed. */
-static uint32_t uses(struct cox_adapter_references *references, const char *name)
-{
-    uint32_t count = 0;
-    const int r = cox_adapter_references_close(references, name, 0, NULL, NULL, &count);
-    assert_int_equal(r, count ? COX_BUSY : 0);
-    cox_adapter_references_open(references);
-    return count;
-}
-
 PLAIN_TEST(m13_a_name_is_one_as_long_as_it_is_used)
 {
     struct cox_adapter_references *references = references_new();
@@ -53,13 +43,13 @@ PLAIN_TEST(m13_a_name_is_one_as_long_as_it_is_used)
     assert_string_equal(other->name, "b");
     assert_ptr_equal(cox_adapter_references_again(references, first), first);
     assert_null(cox_adapter_references_again(references, NULL));
-    assert_int_equal(uses(references, "a"), 3);
-    assert_int_equal(uses(references, "c"), 0);
+    assert_int_equal(cox_adapter_references_count(references, "a"), 3);
+    assert_int_equal(cox_adapter_references_count(references, "c"), 0);
     for (int i = 0; i < 3; i++)
         cox_adapter_references_give(references, first);
     cox_adapter_references_give(references, NULL);
-    assert_int_equal(uses(references, "a"), 0);
-    assert_int_equal(uses(references, "b"), 1);
+    assert_int_equal(cox_adapter_references_count(references, "a"), 0);
+    assert_int_equal(cox_adapter_references_count(references, "b"), 1);
     memset(name, 'x', sizeof name);
     name[sizeof name - 1] = '\0';
     assert_int_equal(cox_adapter_references_take(references, name, &first), COX_TOO_LARGE);
@@ -161,7 +151,7 @@ static void announce(Request *request, uint32_t slot, int64_t id, const char *lo
 
 static uint32_t count_of(const char *name)
 {
-    return uses(table_references(), name);
+    return cox_adapter_references_count(table_references(), name);
 }
 
 TEST(m13_rows_name_the_adapter_they_were_announced_with)

@@ -167,3 +167,12 @@ void cox_adapter_references_open(struct cox_adapter_references *references)
     }
     pthread_mutex_unlock(&references->lock);
 }
+
+uint32_t cox_adapter_references_count(struct cox_adapter_references *references, const char *name)
+{
+    pthread_mutex_lock(&references->lock);
+    const struct cox_adapter_reference *reference = find(references, name);
+    const uint32_t count = reference ? reference->count : 0;
+    pthread_mutex_unlock(&references->lock);
+    return count;
+}

@@ -7,7 +7,8 @@
  * what lets an adapter be looked up without a lock in the callback: an unload has closed the
  * name first and found no sequence.
  *
- * Threads: take, again and give on the execute thread; close and open on any one thread at a time.
+ * Threads: take, again and give on the execute thread; close and open on any one thread at a time;
+ *   count from any.
  * Ownership: the object owns the names; one that was taken lives until it was given as often.
  * Blocks: close, until its deadline; the rest for the length of a list of names.
  * If the process dies: private memory; nothing is left.
@@ -57,5 +58,7 @@ int cox_adapter_references_close(struct cox_adapter_references *references, cons
                                  void *context, uint32_t *ret_count);
 /* Accepts every name again. */
 void cox_adapter_references_open(struct cox_adapter_references *references);
+
+uint32_t cox_adapter_references_count(struct cox_adapter_references *references, const char *name);
 
 #endif
