@@ -112,8 +112,8 @@ def recorder_budget(program):
         harness.skip("the kernel's clock is not the processor's counter: each time is a clock read")
     above = False
     for attach in ("named", "sealed"):
-        without = count(program, attach, 240, HOT_PATH_NO_RECORDER="1")
-        recorded = count(program, attach, 240)
+        without = count(program, attach, HOT_PATH_NO_RECORDER="1")
+        recorded = count(program, attach)
         for kind in PARTS:
             rounds = [counts[f"{attach} {kind} submit"] + counts[f"{attach} {kind} gather"] +
                       RANK_COUNT * counts[f"{attach} {kind} serve"] for counts in (without, recorded)]
