@@ -30,22 +30,23 @@ static long pause_longer(long last_ns)
 }
 
 /* `file` is the prefix of the file in /dev/shm; the object's name without its slash follows it.
- * Skips objects of other users, which the sticky bit of /dev/shm protects from all users but root.
- * Returns true if the file existed and was removed. */
-static bool control_unlink_one(const char *file, const char *object)
+ * own_only: skips objects of other users, which the sticky bit of /dev/shm protects from all users
+ * but root. Returns true if the file existed and was removed. */
+static bool control_unlink_one(const char *file, const char *object, bool own_only)
 {
     char path[COX_OBJECT_NAME_SIZE + 32];
     struct stat st;
     snprintf(path, sizeof path, SHM_FOLDER "/%s%s", file, object + 1);
-    if (fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_uid != geteuid())
+    if (own_only && fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+        st.st_uid != geteuid())
         return false;
     bool gone = unlink(path) == 0;
     cox_fault_point(COX_FAULT_NAME_UNLINKED);
     return gone;
 }
 
-uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *geometry,
-                                  int part_count)
+static uint32_t control_unlink(const char *name, const struct cox_geometry *geometry,
+                               int part_count, bool own_only)
 {
     char object[COX_OBJECT_NAME_SIZE], objects[COX_NAME_SIZE_MAX + 1];
     uint32_t count = 0;
@@ -56,17 +57,24 @@ uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *g
         for (uint32_t rank = 0; rank < pairs; rank++)
             for (int wakeup = 0; wakeup < COX_WAKEUP_COUNT; wakeup++)
                 if (cox_wakeup_exists(channel, (enum cox_wakeup)wakeup))
-                    count +=
-                        control_unlink_one("sem.", cox_name_wakeup(object, objects, channel,
-                                                                   (enum cox_wakeup)wakeup, rank));
+                    count += control_unlink_one(
+                        "sem.",
+                        cox_name_wakeup(object, objects, channel, (enum cox_wakeup)wakeup, rank),
+                        own_only);
         if (geometry->channels[c].request_size)
-            count += control_unlink_one("", cox_name_request(object, objects, channel));
-        count += control_unlink_one("", cox_name_response(object, objects, channel));
+            count += control_unlink_one("", cox_name_request(object, objects, channel), own_only);
+        count += control_unlink_one("", cox_name_response(object, objects, channel), own_only);
     }
     if (part_count > COX_CHANNEL_COUNT && geometry->mode->limits.rank_group == COX_ATTACH_WINDOWS)
-        count += control_unlink_one("", cox_name_group(object, name));
+        count += control_unlink_one("", cox_name_group(object, name), own_only);
     cox_fault_point(COX_FAULT_CONTROL_UNLINK);
-    return count + control_unlink_one("", cox_name_control(object, name));
+    return count + control_unlink_one("", cox_name_control(object, name), own_only);
+}
+
+uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *geometry,
+                                  int part_count)
+{
+    return control_unlink(name, geometry, part_count, false);
 }
 
 /* Another process holds the lock of this file: the coordinator, or, if that is dead, another
@@ -193,7 +201,7 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
     } else {
         /* Locked, and the name still refers to the locked file. */
         cox_fault_point(COX_FAULT_CONTROL_LOCKED);
-        count = cox_control_unlink_names(name, &old.geometry, COX_CONTROL_PART_COUNT);
+        count = control_unlink(name, &old.geometry, COX_CONTROL_PART_COUNT, true);
     }
     cox_region_detach(&old.region);
     if (r == 0)
