@@ -17,7 +17,7 @@
  * Threads: one at a time per object, the worker's step thread.
  * Ownership: weights and cache are lent; the object owns its scratch, all allocated at creation.
  * Blocks: nothing, except that the caller's gather may wait for other ranks.
- * If the process dies: only lent cache blocks keep what was written. Positions are explicit, so a
+ * If the process dies: the blocks of the cache keep what was written. Positions are explicit, so a
  *   repeated step writes the same bytes.
  */
 #ifndef COX_ENGINE_FORWARD_H

@@ -138,6 +138,8 @@ static int worker_main(int argc, char **argv)
     while (mode_is("worker_that_never_frees"))
         pause();
     cox_worker_free(self);
+    if (mode_is("worker_that_ends_late"))
+        usleep(70000);
     while (mode_is("worker_that_stays") || mode_is("worker_that_only_attaches"))
         pause();
     for (size_t i = 0; i < reporter_count; i++)
@@ -294,11 +296,12 @@ TEST(p2_a_rank_that_left_is_reported_though_its_process_lives)
     }
 }
 
-/* Once it has left, its process has two slices to end; it may get no processor in that time. */
+/* That it has left is seen after a slice (50 ms) at most. Its process has two more to end, and takes
+ * 70 ms in all; it may get no processor in that time. */
 TEST(p2_a_rank_that_left_and_ended_is_dead)
 {
-    const struct cox_executor_options options = {.size = sizeof options,
-                                                 .workers.command = command_of("worker")};
+    const struct cox_executor_options options = {
+        .size = sizeof options, .workers.command = command_of("worker_that_ends_late")};
     bool ended = false;
     for (int i = 0; i < 5 && !ended; i++) {
         OWN_GROUP *g = test_group_start(1, &options);
