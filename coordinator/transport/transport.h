@@ -76,8 +76,8 @@ struct cox_transport_host {
     void (*taken)(struct cox_executor *executor, enum cox_channel_id channel, uint32_t rank,
                   uint64_t sequence);
     /* The rank has replied; NULL: too late, and the bytes are not there. failed: as *ret_failed
-     * of cox_completion_raw. A reply to another request than one that waits for it is dropped, and so
-     * is a second one.
+     * of cox_completion_raw. A reply to another request than one that waits for it is dropped, and
+     * so is a second one.
      * Returns
      *   0
      *   COX_STALE: dropped

@@ -296,8 +296,8 @@ TEST(p2_a_rank_that_left_is_reported_though_its_process_lives)
     }
 }
 
-/* That it has left is seen after a slice (50 ms) at most. Its process has two more to end, and takes
- * 70 ms in all; it may get no processor in that time. */
+/* That it has left is seen after a slice (50 ms) at most. Its process has two more to end, and
+ * takes 70 ms in all; it may get no processor in that time. */
 TEST(p2_a_rank_that_left_and_ended_is_dead)
 {
     const struct cox_executor_options options = {
