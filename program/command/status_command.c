@@ -39,15 +39,15 @@ typedef CoxswainControl__StatusReply status_reply;
 #define COLUMN_COUNT 100
 #define TEXT_SIZE 160
 
-/* Prints parts, and starts an indented line before a part that would pass the last column. A part
- * longer than a line is not broken. */
+/* Prints parts, and starts an indented line before a part that would pass the last column, or would
+ * leave none for the separator after it. A part longer than a line is not broken. */
 struct lines {
     size_t column;
 };
 
 static void print_part(struct lines *lines, const char *separator, const char *text)
 {
-    if (lines->column && lines->column + strlen(separator) + strlen(text) > COLUMN_COUNT) {
+    if (lines->column && lines->column + strlen(separator) + strlen(text) >= COLUMN_COUNT) {
         printf("%.1s\n  %s", separator, text);
         lines->column = 2 + strlen(text);
     } else {
