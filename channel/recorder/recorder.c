@@ -62,7 +62,7 @@ static struct clocks clocks_read(void)
     return clocks;
 }
 
-/* ---- blocks ---- */
+/* ---- areas ---- */
 
 static struct cox_recorder_layout_head head_make(uint32_t rank, uint32_t group_incarnation,
                                                  const char *path)
@@ -71,7 +71,7 @@ static struct cox_recorder_layout_head head_make(uint32_t rank, uint32_t group_i
         .magic = COX_RECORDER_MAGIC,
         .version = COX_RECORDER_VERSION,
         .rank = rank,
-        .size = cox_recorder_block_size(rank == COX_RECORDER_COORDINATOR),
+        .size = cox_recorder_area_size(rank == COX_RECORDER_COORDINATOR),
         .group_incarnation = group_incarnation,
     };
     if (path)
@@ -79,8 +79,8 @@ static struct cox_recorder_layout_head head_make(uint32_t rank, uint32_t group_i
     return head;
 }
 
-void cox_recorder_block_init(void *block, uint32_t rank, uint32_t group_incarnation,
-                             const char *path, enum cox_recorder_clock clock)
+void cox_recorder_area_init(void *area, uint32_t rank, uint32_t group_incarnation, const char *path,
+                            enum cox_recorder_clock clock)
 {
     struct cox_recorder_layout_head head = head_make(rank, group_incarnation, path);
     if (clock == COX_RECORDER_TICKS && !(path && path[0])) {
@@ -89,9 +89,9 @@ void cox_recorder_block_init(void *block, uint32_t rank, uint32_t group_incarnat
         head.ticks = now.ticks;
         head.ns = now.ns;
     }
-    if (cox_recorder_block_pid(block)) /* else it is zero: pages that no process uses stay free */
-        memset((uint8_t *)block + sizeof head, 0, head.size - sizeof head);
-    memcpy(block, &head, sizeof head); /* no process uses the block at this time */
+    if (cox_recorder_area_pid(area)) /* else it is zero: pages that no process uses stay free */
+        memset((uint8_t *)area + sizeof head, 0, head.size - sizeof head);
+    memcpy(area, &head, sizeof head); /* no process uses the area at this time */
 }
 
 static int file_create(const char *path, uint64_t size, int *ret_fd, struct cox_error *err)
@@ -122,7 +122,7 @@ int cox_recorder_file_create(const char *path, uint32_t rank, uint32_t group_inc
 {
     const struct cox_recorder_layout_head head = head_make(rank, group_incarnation, NULL);
     _cox_cleanup_(cox_close_fd) int fd = -1;
-    int r = file_create(path, cox_recorder_block_size(rank == COX_RECORDER_COORDINATOR), &fd, err);
+    int r = file_create(path, cox_recorder_area_size(rank == COX_RECORDER_COORDINATOR), &fd, err);
     if (r)
         return r;
     const ssize_t size = pwrite(fd, &head, sizeof head, 0);
@@ -138,15 +138,15 @@ int cox_recorder_file_create(const char *path, uint32_t rank, uint32_t group_inc
 
 /* ---- handles ---- */
 
-static bool block_is_valid(const void *block, uint32_t rank)
+static bool area_is_valid(const void *area, uint32_t rank)
 {
-    const struct cox_recorder_layout_head *head = block;
-    /* acquire: partner is cox_recorder_block_init. */
+    const struct cox_recorder_layout_head *head = area;
+    /* acquire: partner is cox_recorder_area_init. */
     return atomic_load_explicit(&head->magic, memory_order_acquire) == COX_RECORDER_MAGIC &&
            head->version == COX_RECORDER_VERSION && head->rank == rank;
 }
 
-/* The file of the block, if the coordinator made it for this rank. -1: there is none. */
+/* The file of the area, if the coordinator made it for this rank. -1: there is none. */
 static int file_open(const char *path, uint32_t rank)
 {
     struct cox_recorder_layout_head head;
@@ -154,7 +154,7 @@ static int file_open(const char *path, uint32_t rank)
     _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0 || cox_fd_raise(&fd) || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) ||
         st.st_uid != geteuid() || pread(fd, &head, sizeof head, 0) != (ssize_t)sizeof head ||
-        !block_is_valid(&head, rank))
+        !area_is_valid(&head, rank))
         return -1;
     return cox_steal_fd(&fd);
 }
@@ -164,29 +164,29 @@ void cox_recorder_write(const struct cox_recorder *recorder, const void *record,
     /* Other threads may store words of it meanwhile, each with a write of its own to follow. As a
      * system call: ThreadSanitizer takes pwrite for loads that are not atomic. */
     const long written = syscall(SYS_pwrite64, recorder->file_fd, record, size,
-                                 (off_t)((const uint8_t *)record - recorder->block));
+                                 (off_t)((const uint8_t *)record - recorder->area));
     (void)written;
 }
 
-/* Takes the block, a mapping, and the file. */
-static int recorder_new(uint8_t *block, uint64_t size, int file_fd, uint32_t incarnation,
+/* Takes the area, a mapping, and the file. */
+static int recorder_new(uint8_t *area, uint64_t size, int file_fd, uint32_t incarnation,
                         uint64_t start, struct cox_recorder **ret_recorder)
 {
     struct cox_recorder *recorder = calloc(1, sizeof *recorder);
-    struct cox_recorder_layout_head *head = (void *)block;
+    struct cox_recorder_layout_head *head = (void *)area;
     if (!recorder) {
-        munmap(block, size);
+        munmap(area, size);
         cox_close_fd(&file_fd);
         return -ENOMEM;
     }
     /* relaxed, all but the last: no other thread has it, and pid is stored with release. */
     atomic_store_explicit(&recorder->references, 1, memory_order_relaxed);
-    recorder->block = block;
+    recorder->area = area;
     recorder->size = size;
     recorder->file_fd = file_fd;
     atomic_store_explicit(&head->incarnation, incarnation, memory_order_relaxed);
     atomic_store_explicit(&head->start, start, memory_order_relaxed);
-    /* Partner: cox_recorder_block_pid. */
+    /* Partner: cox_recorder_area_pid. */
     atomic_store_explicit(&head->pid, (uint64_t)getpid(), memory_order_release);
     cox_recorder_save(recorder, head, sizeof *head);
     *ret_recorder = recorder;
@@ -196,23 +196,23 @@ static int recorder_new(uint8_t *block, uint64_t size, int file_fd, uint32_t inc
 int cox_recorder_attach(int fd, uint64_t offset, uint32_t rank, uint32_t incarnation,
                         uint64_t start, struct cox_recorder **ret_recorder)
 {
-    const uint64_t size = cox_recorder_block_size(false);
+    const uint64_t size = cox_recorder_area_size(false);
     struct stat st;
     if (fstat(fd, &st) < 0)
         return -errno;
     if ((uint64_t)st.st_size < offset + size) /* of a coordinator without recorders */
         return COX_NOT_FOUND;
-    uint8_t *block = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
-    if (block == MAP_FAILED)
+    uint8_t *area = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
+    if (area == MAP_FAILED)
         return -errno;
-    if (!block_is_valid(block, rank)) {
-        munmap(block, size);
+    if (!area_is_valid(area, rank)) {
+        munmap(area, size);
         return COX_NOT_FOUND;
     }
     char path[COX_RECORDER_PATH_SIZE];
-    memcpy(path, ((struct cox_recorder_layout_head *)(void *)block)->path, sizeof path);
+    memcpy(path, ((struct cox_recorder_layout_head *)(void *)area)->path, sizeof path);
     path[sizeof path - 1] = '\0';
-    return recorder_new(block, size, path[0] ? file_open(path, rank) : -1, incarnation, start,
+    return recorder_new(area, size, path[0] ? file_open(path, rank) : -1, incarnation, start,
                         ret_recorder);
 }
 
@@ -220,22 +220,22 @@ int cox_recorder_new_coordinator(const char *path, uint32_t group_incarnation,
                                  enum cox_recorder_clock clock, struct cox_recorder **ret_recorder,
                                  struct cox_error *err)
 {
-    const uint64_t size = cox_recorder_block_size(true);
+    const uint64_t size = cox_recorder_area_size(true);
     int file_fd = -1;
     int r = path ? cox_recorder_file_create(path, COX_RECORDER_COORDINATOR, group_incarnation,
                                             &file_fd, err)
                  : 0;
     if (r)
         return r;
-    void *block = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (block == MAP_FAILED) {
+    void *area = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (area == MAP_FAILED) {
         r = -errno;
         cox_close_fd(&file_fd);
         return cox_fail(err, r, "no memory for the recorder");
     }
-    cox_recorder_block_init(block, COX_RECORDER_COORDINATOR, group_incarnation, NULL,
-                            path ? COX_RECORDER_NS : clock);
-    r = recorder_new(block, size, file_fd, 0, 0, ret_recorder);
+    cox_recorder_area_init(area, COX_RECORDER_COORDINATOR, group_incarnation, NULL,
+                           path ? COX_RECORDER_NS : clock);
+    r = recorder_new(area, size, file_fd, 0, 0, ret_recorder);
     return r ? cox_fail(err, r, "no memory for the recorder") : 0;
 }
 
@@ -252,7 +252,7 @@ struct cox_recorder *cox_recorder_unref(struct cox_recorder *recorder)
     /* acq_rel: the last one sees what the others did before. */
     if (recorder &&
         atomic_fetch_sub_explicit(&recorder->references, 1, memory_order_acq_rel) == 1) {
-        munmap(recorder->block, recorder->size);
+        munmap(recorder->area, recorder->size);
         cox_close_fd(&recorder->file_fd);
         free(recorder);
     }
@@ -261,7 +261,7 @@ struct cox_recorder *cox_recorder_unref(struct cox_recorder *recorder)
 
 static bool is_plain(const struct cox_recorder *recorder)
 {
-    const struct cox_recorder_layout_head *head = (const void *)recorder->block;
+    const struct cox_recorder_layout_head *head = (const void *)recorder->area;
     return head->clock == COX_RECORDER_TICKS && recorder->file_fd < 0;
 }
 
@@ -271,7 +271,7 @@ struct cox_recorder_requests cox_recorder_requests(const struct cox_recorder *re
     struct cox_recorder_requests ring = {.mask = cox_recorder_capacity((int)channel) - 1,
                                          .recorder = recorder};
     if (recorder) {
-        ring.records = (void *)(recorder->block + cox_recorder_ring_offset(false, (int)channel));
+        ring.records = (void *)(recorder->area + cox_recorder_ring_offset(false, (int)channel));
         ring.plain = is_plain(recorder);
     }
     return ring;
@@ -283,7 +283,7 @@ struct cox_recorder_submits cox_recorder_submits(const struct cox_recorder *reco
     struct cox_recorder_submits ring = {.mask = cox_recorder_capacity((int)channel) - 1,
                                         .recorder = recorder};
     if (recorder) {
-        ring.records = (void *)(recorder->block + cox_recorder_ring_offset(true, (int)channel));
+        ring.records = (void *)(recorder->area + cox_recorder_ring_offset(true, (int)channel));
         ring.plain = is_plain(recorder);
     }
     return ring;
@@ -294,7 +294,7 @@ struct cox_recorder_submits cox_recorder_submits(const struct cox_recorder *reco
 /* The time in the clock of the recorder; time 0: it is now. */
 static uint64_t time_of(const struct cox_recorder *recorder, uint64_t time)
 {
-    const struct cox_recorder_layout_head *head = (const void *)recorder->block;
+    const struct cox_recorder_layout_head *head = (const void *)recorder->area;
     if (time)
         return time;
     return head->clock == COX_RECORDER_TICKS ? cox_recorder_ticks() : cox_now_ns();
@@ -380,7 +380,7 @@ static struct cox_recorder_layout_operation *operation_of(const struct cox_recor
                                                           uint64_t number)
 {
     struct cox_recorder_layout_operation *records =
-        (void *)(recorder->block + cox_recorder_ring_offset(false, COX_RECORDER_GROUP));
+        (void *)(recorder->area + cox_recorder_ring_offset(false, COX_RECORDER_GROUP));
     return &records[number % COX_RECORDER_OPERATION_COUNT];
 }
 
@@ -476,7 +476,7 @@ static void submit_settle(uint64_t *words)
         FIELD(words, cox_recorder_layout_submit, handled_ns) = 0;
 }
 
-/* How ticks become ns: by the clocks now, and their rate since the block was made. */
+/* How ticks become ns: by the clocks now, and their rate since the area was made. */
 struct conversion {
     struct clocks now;
     double rate;
@@ -534,7 +534,7 @@ static void record_convert(const struct conversion *conversion, bool coordinator
 }
 
 /* The records of a ring, as record_copy. conversion NULL: their times are ns. */
-static uint32_t ring_copy(const uint8_t *block, const uint8_t *again, bool coordinator, int ring,
+static uint32_t ring_copy(const uint8_t *area, const uint8_t *again, bool coordinator, int ring,
                           const struct conversion *conversion, uint8_t *copy)
 {
     const uint64_t size = record_size(coordinator);
@@ -542,7 +542,7 @@ static uint32_t ring_copy(const uint8_t *block, const uint8_t *again, bool coord
     uint32_t overwritten = 0;
     for (uint32_t i = 0; i < cox_recorder_capacity(ring); i++, offset += size) {
         uint64_t *words = (void *)(copy + offset);
-        overwritten += record_copy((const void *)(block + offset), (const void *)(again + offset),
+        overwritten += record_copy((const void *)(area + offset), (const void *)(again + offset),
                                    size / sizeof(uint64_t), words);
         if (words[0] == 0 || ring == COX_RECORDER_GROUP)
             continue;
@@ -556,12 +556,12 @@ static uint32_t ring_copy(const uint8_t *block, const uint8_t *again, bool coord
     return overwritten;
 }
 
-uint32_t cox_recorder_copy(const void *block, const void *again, bool coordinator, void *copy)
+uint32_t cox_recorder_copy(const void *area, const void *again, bool coordinator, void *copy)
 {
     uint32_t overwritten = 0;
     memset(copy, 0, sizeof(struct cox_recorder_layout_head));
     struct cox_recorder_layout_head *to = copy;
-    const struct cox_recorder_layout_head *from = block;
+    const struct cox_recorder_layout_head *from = area;
     to->version = from->version;
     to->rank = from->rank;
     to->size = from->size;
@@ -573,7 +573,7 @@ uint32_t cox_recorder_copy(const void *block, const void *again, bool coordinato
     atomic_init(&to->magic, atomic_load_explicit(&from->magic, memory_order_acquire));
     const struct conversion conversion = conversion_make(from);
     for (int ring = 0; ring < ring_count(coordinator); ring++)
-        overwritten += ring_copy(block, again, coordinator, ring,
+        overwritten += ring_copy(area, again, coordinator, ring,
                                  from->clock == COX_RECORDER_TICKS ? &conversion : NULL, copy);
     return overwritten;
 }
@@ -612,9 +612,9 @@ void cox_recorder_shift(void *copy, int64_t by)
     }
 }
 
-uint64_t cox_recorder_block_pid(const void *block)
+uint64_t cox_recorder_area_pid(const void *area)
 {
-    const struct cox_recorder_layout_head *head = block;
+    const struct cox_recorder_layout_head *head = area;
     /* acquire: partner is recorder_new. */
     return atomic_load_explicit(&head->pid, memory_order_acquire);
 }
@@ -639,7 +639,7 @@ int cox_recorder_check(const void *copy, uint64_t size, bool *ret_coordinator,
     if (!coordinator && head.rank >= COX_RANK_COUNT_MAX)
         return cox_fail(err, COX_CORRUPT, "a recorder of rank %" PRIu32 ": expected 0 to %d",
                         head.rank, COX_RANK_COUNT_MAX - 1);
-    const uint64_t expected = cox_recorder_block_size(coordinator);
+    const uint64_t expected = cox_recorder_area_size(coordinator);
     if (size < expected)
         return cox_fail(err, COX_CORRUPT, "a recorder of %" PRIu64 " bytes: expected %" PRIu64,
                         size, expected);

@@ -1,8 +1,8 @@
 /*
  * recorder: the flight recorder of a process: what became of each of its last requests.
  *
- * A rank records in a block that only it writes: in a sealed group the end of its rank memory, in a
- * named one its part of the end of the control region. The coordinator's own block is private
+ * A rank records in an area that only it writes: in a sealed group the end of its rank memory, in a
+ * named one its part of the end of the control region. The coordinator's own area is private
  * memory. With --crash-dir each record is also written to a file, which outlives every process. The
  * file is written, not mapped: another process of the user may truncate it, and a mapping would
  * then end this one with SIGBUS. recorder_layout.h has the layout and the order of stores.
@@ -12,7 +12,7 @@
  *   Operations of the rank group on any thread. Copies on any thread, in any process.
  * Ownership: see each function. A handle is counted.
  * Blocks: nothing but what a write to the page cache waits for.
- * If the process dies: the block stays as it is, with the memory, or file, that it is part of. Who
+ * If the process dies: the area stays as it is, with the memory, or file, that it is part of. Who
  *   reads it finds what was recorded up to the death.
  */
 #ifndef COX_CHANNEL_RECORDER_H
@@ -23,9 +23,9 @@
 struct cox_recorder {
     _Atomic uint32_t references;
     /* a mapping of its own, of `size` bytes */
-    uint8_t *block;
+    uint8_t *area;
     uint64_t size;
-    /* has what the block has, one record later at most; -1: there is none */
+    /* has what the area has, one record later at most; -1: there is none */
     int file_fd;
     /* Operations of the rank group so far, and the time waited in them; relaxed: sums. */
     _Atomic uint64_t operations, waited_ns;
@@ -58,21 +58,21 @@ static inline uint64_t cox_recorder_ticks(void)
 #endif
 }
 
-/* The clock for a block without a file: TICKS where the kernel itself keeps its time by the
+/* The clock for an area without a file: TICKS where the kernel itself keeps its time by the
  * counter, which it does only while the counters of all processors agree and never stop. Reads a
  * file of sysfs; NS where that cannot be read. */
 enum cox_recorder_clock cox_recorder_clock_find(void);
 
-/* ---- blocks ---- */
+/* ---- areas ---- */
 
-/* Coordinator: makes a block in which no process records, without records: in zeroed memory, or in
+/* Coordinator: makes an area in which no process records, without records: in zeroed memory, or in
  * place of one that no process uses any more.
  * path: the file to write the records to; NULL or "": none; it is shorter than
  * COX_RECORDER_PATH_SIZE. With a file the clock is NS, whatever was asked: it is read when nobody
  * is left who could tell what ticks are. */
-void cox_recorder_block_init(void *block, uint32_t rank, uint32_t group_incarnation,
-                             const char *path, enum cox_recorder_clock clock);
-/* Coordinator: creates the file of a block in place of any other of that path, mode 0600, with its
+void cox_recorder_area_init(void *area, uint32_t rank, uint32_t group_incarnation, const char *path,
+                            enum cox_recorder_clock clock);
+/* Coordinator: creates the file of an area in place of any other of that path, mode 0600, with its
  * bytes reserved. *ret_fd is the caller's. Returns 0; COX_NO_SPACE; -errno; err says which file. On
  * failure there is no such file. */
 int cox_recorder_file_create(const char *path, uint32_t rank, uint32_t group_incarnation,
@@ -80,13 +80,13 @@ int cox_recorder_file_create(const char *path, uint32_t rank, uint32_t group_inc
 
 /* ---- handles ---- */
 
-/* Begins to record in the block at this offset of fd, and in the file that its head names, if that
- * can be opened. offset is a multiple of the page size. Returns 0; COX_NOT_FOUND: there is no block
+/* Begins to record in the area at this offset of fd, and in the file that its head names, if that
+ * can be opened. offset is a multiple of the page size. Returns 0; COX_NOT_FOUND: there is no area
  * of this version; -ENOMEM; -errno. */
 int cox_recorder_attach(int fd, uint64_t offset, uint32_t rank, uint32_t incarnation,
                         uint64_t start, struct cox_recorder **ret_recorder);
 /* The coordinator's: in private memory, and in a file, unless path is NULL; clock: as in
- * cox_recorder_block_init. Returns 0 or as cox_recorder_file_create. */
+ * cox_recorder_area_init. Returns 0 or as cox_recorder_file_create. */
 int cox_recorder_new_coordinator(const char *path, uint32_t group_incarnation,
                                  enum cox_recorder_clock clock, struct cox_recorder **ret_recorder,
                                  struct cox_error *err);
@@ -129,9 +129,9 @@ static inline void cox_recorder_save(const struct cox_recorder *recorder, const 
 }
 
 /* Each step of a request has two functions. `cox_recorder_X_at` stores a time that the caller has,
- * in the block's clock, and writes the file; records is not NULL. `cox_recorder_X` records that the
+ * in the area's clock, and writes the file; records is not NULL. `cox_recorder_X` records that the
  * step is now: in the usual case inline, by the counter. now_ns: CLOCK_MONOTONIC where the caller
- * has read it; 0: it is read if the block wants it. */
+ * has read it; 0: it is read if the area wants it. */
 
 /* A rank has read the frame of a request; request: cox_recorder_request_word. */
 static inline void cox_recorder_take_store(const struct cox_recorder_requests *ring,
@@ -306,18 +306,18 @@ static inline void cox_recorder_handled(const struct cox_recorder_submits *ring,
 
 /* ---- reading ---- */
 
-/* Copies a block while its process may write it, into cox_recorder_block_size bytes of private
+/* Copies an area while its process may write it, into cox_recorder_area_size bytes of private
  * memory. Records that are being written, or were overwritten meanwhile, are all zero in the copy.
  * Its times are CLOCK_MONOTONIC in ns, 0: not yet, and its head says so.
- * again: the block itself; or, where `block` is a copy that was read from a file in ascending
+ * again: the area itself; or, where `area` is a copy that was read from a file in ascending
  * order, another such copy, which was read later. Returns the number of records that were
  * overwritten meanwhile. */
-uint32_t cox_recorder_copy(const void *block, const void *again, bool coordinator, void *copy);
+uint32_t cox_recorder_copy(const void *area, const void *again, bool coordinator, void *copy);
 /* Moves all times in a rank's copy by `by` ns, to the clock of another machine. 0, which is "not
  * yet", stays; a time that would leave the range is 1 or UINT64_MAX. */
 void cox_recorder_shift(void *copy, int64_t by);
-/* The process that records in the block; 0: none. */
-uint64_t cox_recorder_block_pid(const void *block);
+/* The process that records in the area; 0: none. */
+uint64_t cox_recorder_area_pid(const void *area);
 
 /* What a copy has of a request, as plain numbers. All of it may be anything: it is what a process
  * has written. */
@@ -344,7 +344,7 @@ struct cox_record_head {
     uint64_t pid, start, group_incarnation;
 };
 
-/* Checks that `size` bytes are a copy of a block: of the coordinator, or of a rank. Returns 0;
+/* Checks that `size` bytes are a copy of an area: of the coordinator, or of a rank. Returns 0;
  * COX_CORRUPT; COX_VERSION: err says both. */
 int cox_recorder_check(const void *copy, uint64_t size, bool *ret_coordinator,
                        struct cox_record_head *ret_head, struct cox_error *err);

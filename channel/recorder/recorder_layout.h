@@ -1,18 +1,18 @@
 /*
  * recorder_layout: the structs of the flight recorder (recorder.h). Private to the library.
  *
- * A process has one block. A block is a head and rings of records; a record is all that happened to
+ * A process has one area. An area is a head and rings of records; a record is all that happened to
  * one request, with the time of each step, so that a step costs one store. All words are 64 bits,
  * little-endian, and written by one process.
  *
  * The times of requests are in the clock that the head names: ns of CLOCK_MONOTONIC, or ticks of
- * the processor's counter, which is read in a few instructions. A copy of a block has ns: who
- * copies converts, by the pair of both clocks in the head and one that it takes itself. All blocks
+ * the processor's counter, which is read in a few instructions. A copy of an area has ns: who
+ * copies converts, by the pair of both clocks in the head and one that it takes itself. All areas
  * of a group are converted alike, so what came before what is exact. By CLOCK_MONOTONIC, whose rate
  * the kernel adjusts, an old record is some microseconds off, and more behind a suspend of the
  * machine.
  *
- *   block of a rank                              block of the coordinator
+ *   area of a rank                              area of the coordinator
  *   0        head                                0        head
  *   2048     execute   2048 records of 64 B      2048     execute   2048 records of 128 B
  *   133120   link        64                      264192   link        64
@@ -55,11 +55,11 @@ enum cox_recorder_clock {
 };
 
 struct cox_recorder_layout_head {
-    /* Stored last with release by the coordinator, which makes every block. */
+    /* Stored last with release by the coordinator, which makes every area. */
     _Atomic uint64_t magic;
     /* COX_RECORDER_VERSION; rank, or COX_RECORDER_COORDINATOR */
     uint32_t version, rank;
-    /* of the whole block */
+    /* of the whole area */
     uint64_t size;
     /* incarnation of the group (layout.h) */
     uint64_t group_incarnation;
@@ -67,15 +67,15 @@ struct cox_recorder_layout_head {
      * last with release. 0: no process records here. */
     _Atomic uint64_t pid;
     _Atomic uint64_t incarnation, start;
-    /* The file to record in instead of this block; empty: none. Written by the coordinator. */
+    /* The file to record in instead of this area; empty: none. Written by the coordinator. */
     char path[COX_RECORDER_PATH_SIZE];
-    /* enum cox_recorder_clock; if it is TICKS, both clocks as the block was made. Written by the
+    /* enum cox_recorder_clock; if it is TICKS, both clocks as the area was made. Written by the
      * coordinator. */
     uint64_t clock, ticks, ns;
     uint8_t padding[2048 - 80 - COX_RECORDER_PATH_SIZE];
 };
 
-/* A request in a rank. Times are those of the block's clock. */
+/* A request in a rank. Times are those of the area's clock. */
 struct cox_recorder_layout_request {
     _Atomic uint64_t index;
     /* the frame was read */
@@ -111,7 +111,7 @@ struct cox_recorder_layout_operation {
     _Atomic uint64_t end_ns;
 };
 
-/* A request in the coordinator. Times are those of the block's clock. */
+/* A request in the coordinator. Times are those of the area's clock. */
 struct cox_recorder_layout_submit {
     _Atomic uint64_t index;
     _Atomic uint64_t request;
@@ -162,8 +162,8 @@ static inline uint64_t cox_recorder_ring_offset(bool coordinator, int ring)
     return offset;
 }
 
-/* Bytes of a block. */
-static inline uint64_t cox_recorder_block_size(bool coordinator)
+/* Bytes of an area. */
+static inline uint64_t cox_recorder_area_size(bool coordinator)
 {
     return coordinator ? cox_recorder_ring_offset(true, COX_RECORDER_GROUP)
                        : cox_recorder_ring_offset(false, COX_RECORDER_RING_COUNT);

@@ -278,7 +278,7 @@ uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t
 
 static uint64_t recorder_stride(void)
 {
-    return machine_page_up(cox_recorder_block_size(false));
+    return machine_page_up(cox_recorder_area_size(false));
 }
 
 uint64_t cox_geometry_recorder_offset(const struct cox_geometry *geometry, uint32_t rank)

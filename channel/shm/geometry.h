@@ -110,8 +110,9 @@ uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t
 
 /* Flight recorders (channel/recorder/recorder.h) are behind everything else, so that programs
  * without them need not know: of a sealed group each at the end of its rank's memory, of a named
- * one all at the end of the control region. The offset of a rank's block there, a multiple of the
- * page size, and the sizes of these two objects with the blocks, if the group has recorders. */
+ * one all at the end of the control region. The offset of a rank's recorder area there, a multiple
+ * of the page size, and the sizes of these two objects with the areas, if the group has
+ * recorders. */
 uint64_t cox_geometry_recorder_offset(const struct cox_geometry *geometry, uint32_t rank);
 uint64_t cox_geometry_control_object_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_rank_object_size(const struct cox_geometry *geometry);

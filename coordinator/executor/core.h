@@ -22,7 +22,7 @@ pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank);
 /* Counts what clients hold at the control socket (control_socket.h). Any thread. False: there is no
  * control socket, or it is closed. */
 struct cox_control_socket_counts;
-/* Copies the flight recorder of a rank, or COX_RECORDER_COORDINATOR, into cox_recorder_block_size
+/* Copies the flight recorder of a rank, or COX_RECORDER_COORDINATOR, into cox_recorder_area_size
  * bytes (recorder.h). That of a rank elsewhere is sent by its node, until deadline_ns. Any thread.
  * Returns
  *   0

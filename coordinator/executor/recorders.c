@@ -23,7 +23,7 @@ typedef CoxswainRecording__Recording recording;
 /* How long after the end of a request the death that ended it is reported, at most. */
 #define LOST_NS (2 * COX_NSEC_PER_SEC)
 
-/* ---- blocks ---- */
+/* ---- areas ---- */
 
 /* Makes the rank's file. A failure is logged, and the rank records in memory alone. path: "" then.
  */
@@ -49,13 +49,13 @@ static void file_make(struct cox_executor *executor, uint32_t rank,
 void cox_recorders_renew(struct cox_executor *executor, uint32_t rank)
 {
     char path[COX_RECORDER_PATH_SIZE];
-    void *block = cox_control_recorder(&executor->control, rank);
-    if (!block)
+    void *area = cox_control_recorder(&executor->control, rank);
+    if (!area)
         return;
     file_make(executor, rank, path);
     pthread_mutex_lock(&executor->memory_lock);
-    cox_recorder_block_init(block, rank, executor->control.group_incarnation, path,
-                            executor->recorders.clock);
+    cox_recorder_area_init(area, rank, executor->control.group_incarnation, path,
+                           executor->recorders.clock);
     pthread_mutex_unlock(&executor->memory_lock);
 }
 
@@ -65,14 +65,14 @@ int cox_recorders_copy(struct cox_executor *executor, uint32_t rank, void *copy)
     if (rank == COX_RECORDER_COORDINATOR) {
         const struct cox_recorder *own = executor->recorders.own;
         if (own)
-            cox_recorder_copy(own->block, own->block, true, copy);
+            cox_recorder_copy(own->area, own->area, true, copy);
         return own ? 0 : r;
     }
     /* The memory of a rank is replaced under this lock. */
     pthread_mutex_lock(&executor->memory_lock);
-    const void *block = cox_control_recorder(&executor->control, rank);
-    if (block && cox_recorder_block_pid(block)) {
-        cox_recorder_copy(block, block, false, copy);
+    const void *area = cox_control_recorder(&executor->control, rank);
+    if (area && cox_recorder_area_pid(area)) {
+        cox_recorder_copy(area, area, false, copy);
         r = 0;
     }
     pthread_mutex_unlock(&executor->memory_lock);
@@ -91,7 +91,7 @@ static const char *crash_name(enum cox_crash kind)
 static void recorder_put(struct cox_executor *executor, uint32_t rank, protobuf_c_boolean *has,
                          ProtobufCBinaryData *field)
 {
-    const uint64_t size = cox_recorder_block_size(rank == COX_RECORDER_COORDINATOR);
+    const uint64_t size = cox_recorder_area_size(rank == COX_RECORDER_COORDINATOR);
     uint8_t *copy = malloc(size);
     *has = copy && cox_recorders_copy(executor, rank, copy) == 0;
     if (*has)

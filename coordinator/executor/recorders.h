@@ -41,7 +41,7 @@ enum cox_crash {
 struct cox_recorders {
     /* of this process; NULL: none */
     struct cox_recorder *own;
-    /* of all blocks of the group */
+    /* of all areas of the group */
     enum cox_recorder_clock clock;
     /* copy of options.recorder.crash_dir; NULL: none */
     char *folder;
@@ -71,12 +71,12 @@ struct cox_recorders {
  * Returns 0; COX_TOO_LARGE, COX_TAKEN, COX_DENIED, -errno: of the crash directory; -ENOMEM. A crash
  * directory without space is logged, and memory used. */
 int cox_recorders_open(struct cox_executor *executor, struct cox_error *err);
-/* Before the next process of a rank gets its memory: a block in which no process records. */
+/* Before the next process of a rank gets its memory: an area in which no process records. */
 void cox_recorders_renew(struct cox_executor *executor, uint32_t rank);
 /* Writes what is pending, removes the rings, closes. Idempotent. */
 void cox_recorders_close(struct cox_executor *executor);
 
-/* Copies the recorder of a rank, or COX_RECORDER_COORDINATOR, into cox_recorder_block_size bytes.
+/* Copies the recorder of a rank, or COX_RECORDER_COORDINATOR, into cox_recorder_area_size bytes.
  * Returns 0; COX_NOT_FOUND: nothing is recorded there. */
 int cox_recorders_copy(struct cox_executor *executor, uint32_t rank, void *copy);
 

@@ -234,7 +234,7 @@ static int ring_read(const char *path, uint32_t rank, ProtobufCBinaryData *ret_c
                      struct cox_record_head *ret_head, struct cox_error *err)
 {
     const bool coordinator = rank == COX_RECORDER_COORDINATOR;
-    const uint64_t size = cox_recorder_block_size(coordinator);
+    const uint64_t size = cox_recorder_area_size(coordinator);
     struct stat st;
     _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)

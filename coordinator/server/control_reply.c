@@ -311,7 +311,7 @@ static int recorder_make(const struct cox_control_source *source,
     int r = rank_check(source, request->has_rank, rank, err);
     if (r)
         return r;
-    const size_t size = cox_recorder_block_size(!request->has_rank);
+    const size_t size = cox_recorder_area_size(!request->has_rank);
     CoxswainControl__RecorderReply *message = cox_message_new(arena, TYPE(recorder_reply));
     uint8_t *copy = cox_arena_alloc(arena, size);
     struct cox_error why = {0};

@@ -142,7 +142,7 @@ struct cox_transport {
     /* The process of the rank, as its node said last. Does not block; called with locks of the
      * channel. NULL: nothing is known. */
     void (*process)(void *context, uint32_t rank, struct cox_transport_process *ret_process);
-    /* Copies the flight recorder of the rank into cox_recorder_block_size bytes, its times on the
+    /* Copies the flight recorder of the rank into cox_recorder_area_size bytes, its times on the
      * clock of this machine. Blocks until its node has sent it, or deadline_ns; the node is not
      * waited for once it is suspect. NULL: not supported.
      * Returns

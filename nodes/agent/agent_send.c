@@ -130,7 +130,7 @@ void cox_agent_send_text(struct agent *agent, int32_t rank, bool is_stderr, bool
 void cox_agent_send_recorders(struct agent *agent, const struct cox_frame *ask)
 {
     const int64_t offset = cox_agent_link_offset(&agent->link);
-    void *copy = malloc(cox_recorder_block_size(false));
+    void *copy = malloc(cox_recorder_area_size(false));
     if (!copy)
         return; /* the lead does not wait for ever */
     for (uint32_t i = 0; i < agent->rank_count; i++) {

@@ -28,7 +28,7 @@ void cox_recorder_fetch_end(struct cox_recorder_fetches *fetches, struct cox_rec
 static int payload_copy(const struct cox_frame *frame, const char *node, uint32_t rank, void *copy,
                         struct cox_error *err)
 {
-    const uint64_t size = cox_recorder_block_size(false);
+    const uint64_t size = cox_recorder_area_size(false);
     struct cox_record_head head;
     struct cox_error why = {0};
     bool coordinator;
@@ -74,7 +74,7 @@ uint8_t *cox_recorder_fetch_reply(const struct cox_frame *ask, uint32_t rank, co
         .incarnation = ask->incarnation,
         .sequence = ask->sequence,
         .sent_ns = now_ns,
-        .size = copy ? cox_recorder_block_size(false) : 0,
+        .size = copy ? cox_recorder_area_size(false) : 0,
     };
     uint8_t *bytes = malloc(COX_FRAME_HEAD_SIZE + head.size);
     if (!bytes)

@@ -2,7 +2,7 @@
  * recorder_fetch: the flight recorder of a rank on a node, which the lead asks for and waits for.
  *
  * RECORDER_ASK has a number in `sequence` and the rank in `asked`. The node replies with RECORDER,
- * with the same number and rank; its payload is a copy of the rank's block (recorder_layout.h), with
+ * with the same number and rank; its payload is a copy of the rank's area (recorder_layout.h), with
  * its times on the lead's clock, or is empty: nothing is recorded. It goes by the direct connection.
  * Neither is sent again: what is lost is missed by the deadline of the lead.
  *
@@ -20,7 +20,7 @@ struct cox_recorder_fetch {
     struct cox_recorder_fetch *next;
     uint64_t number;
     uint32_t rank;
-    /* cox_recorder_block_size bytes */
+    /* cox_recorder_area_size bytes */
     void *copy;
     /* a reply has come, with this result: 0; COX_NOT_FOUND; COX_CORRUPT */
     bool done;

@@ -392,7 +392,7 @@ static void mirror_collect(struct fuzz_input *input)
 /* A payload of about a recorder's size: zeroes with pieces of the input in it. */
 static void recorder(struct fuzz_input *input)
 {
-    const uint64_t size_right = cox_recorder_block_size(false);
+    const uint64_t size_right = cox_recorder_area_size(false);
     const uint8_t how = fuzz_eat_byte(input);
     const uint64_t sizes[] = {size_right,     size_right,           size_right - 1,
                               size_right + 1, fuzz_eat_byte(input), 0};
@@ -404,7 +404,7 @@ static void recorder(struct fuzz_input *input)
     FUZZ_CHECK(payload && fetch.copy);
     frame.asked.words[0] = fuzz_eat_byte(input);
     if (how & 64 && size >= size_right)
-        cox_recorder_block_init(payload, RANK_FIRST, 1, NULL, COX_RECORDER_NS);
+        cox_recorder_area_init(payload, RANK_FIRST, 1, NULL, COX_RECORDER_NS);
     while (input->size && size) {
         uint16_t at;
         fuzz_eat(input, &at, sizeof at);

@@ -22,11 +22,11 @@ struct patch {
 
 static bool recorder_new(uint32_t rank, ProtobufCBinaryData *ret_recorder)
 {
-    const uint64_t size = cox_recorder_block_size(rank == COX_RECORDER_COORDINATOR);
+    const uint64_t size = cox_recorder_area_size(rank == COX_RECORDER_COORDINATOR);
     ret_recorder->data = calloc(1, size);
     FUZZ_CHECK(ret_recorder->data);
     ret_recorder->len = size;
-    cox_recorder_block_init(ret_recorder->data, rank, 7, NULL, COX_RECORDER_NS);
+    cox_recorder_area_init(ret_recorder->data, rank, 7, NULL, COX_RECORDER_NS);
     return true;
 }
 

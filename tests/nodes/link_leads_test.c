@@ -185,17 +185,17 @@ static void recorder_reply(const struct cox_recorder_fetch *fetch, const void *c
 
 PLAIN_TEST(recorders_are_awaited_and_checked)
 {
-    const size_t size = cox_recorder_block_size(false);
-    uint8_t *block = test_own(calloc(1, size), free), *copy = test_own(calloc(1, size), free);
+    const size_t size = cox_recorder_area_size(false);
+    uint8_t *area = test_own(calloc(1, size), free), *copy = test_own(calloc(1, size), free);
     struct cox_recorder_fetches fetches = {0};
     struct cox_recorder_fetch fetch = {.rank = RANK_FIRST + 1, .copy = copy}, other = fetch;
     struct cox_frame frame;
-    cox_recorder_block_init(block, fetch.rank, 1, NULL, COX_RECORDER_NS);
-    memset(block + 4096, 0x5a, 64);
+    cox_recorder_area_init(area, fetch.rank, 1, NULL, COX_RECORDER_NS);
+    memset(area + 4096, 0x5a, 64);
     cox_recorder_fetch_begin(&fetches, &other);
     cox_recorder_fetch_begin(&fetches, &fetch);
     assert_true(fetch.number != other.number);
-    recorder_reply(&fetch, block, 0, &frame);
+    recorder_reply(&fetch, area, 0, &frame);
     assert_true(frame.kind == COX_FRAME_RECORDER && frame.size == size);
     /* Not from a node that does not have the rank, nor for another rank, nor twice. */
     assert_false(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST + 2, RANK_COUNT));
@@ -208,7 +208,7 @@ PLAIN_TEST(recorders_are_awaited_and_checked)
     assert_false(cox_recorder_fetch_take(&fetches, &wrong, "b", RANK_FIRST, RANK_COUNT));
     assert_true(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, RANK_COUNT));
     assert_true(fetch.done && fetch.status == 0 && !other.done);
-    assert_memory_equal(copy, block, size);
+    assert_memory_equal(copy, area, size);
     assert_false(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, RANK_COUNT));
     cox_recorder_fetch_end(&fetches, &other);
     cox_recorder_fetch_end(&fetches, &fetch);
@@ -231,13 +231,13 @@ PLAIN_TEST(recorders_are_awaited_and_checked)
         {.rank = RANK_FIRST + 1, .offset = 8, .value = 9, .text = "version 9"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        memset(block, 0, size);
+        memset(area, 0, size);
         memset(copy, 0, size);
-        cox_recorder_block_init(block, bad[i].rank, 1, NULL, COX_RECORDER_NS);
+        cox_recorder_area_init(area, bad[i].rank, 1, NULL, COX_RECORDER_NS);
         if (bad[i].value)
-            block[bad[i].offset] = bad[i].value;
+            area[bad[i].offset] = bad[i].value;
         cox_recorder_fetch_begin(&fetches, &fetch);
-        recorder_reply(&fetch, block, bad[i].more, &frame);
+        recorder_reply(&fetch, area, bad[i].more, &frame);
         assert_true(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, RANK_COUNT));
         assert_int_equal(fetch.status, COX_CORRUPT);
         assert_int_equal(fetch.err.code, COX_CORRUPT);

@@ -64,7 +64,7 @@ LEAK_TEST(what_was_created_is_what_is_attached)
         assert_int_equal(st.st_nlink, 1);
         assert_int_equal(st.st_size, cox_geometry_control_object_size(&own.geometry));
         assert_true((uint64_t)st.st_size >=
-                    cox_layout_control_size(ranks) + ranks * cox_recorder_block_size(false));
+                    cox_layout_control_size(ranks) + ranks * cox_recorder_area_size(false));
         assert_true(st.st_blocks * 512 >= st.st_size);
         assert_int_equal(cox_control_attach(&other, GROUP, NULL), 0);
         assert_memory_equal(&other.geometry, &own.geometry, sizeof own.geometry);

@@ -101,11 +101,11 @@ LEAK_TEST(p6_the_default_for_8_ranks_is_within_16_mib)
                 regions + cox_geometry_control_object_size(&g) + cox_geometry_group_size(&g));
     /* a recorder per rank, and the one of the coordinator beside them */
     assert_true(cox_geometry_control_object_size(&g) >=
-                cox_layout_control_size(8) + 8 * cox_recorder_block_size(false));
+                cox_layout_control_size(8) + 8 * cox_recorder_area_size(false));
     assert_true(cox_geometry_semaphore_bytes(&g) == (4 * 4 * 8 + 2) * sizeof(sem_t));
     /* A semaphore file takes a page. */
     assert_true(cox_geometry_account(&g).region_bytes + (4 * 4 * 8 + 2) * 4096 +
-                    cox_recorder_block_size(true) <=
+                    cox_recorder_area_size(true) <=
                 16 * MIB);
 }
 

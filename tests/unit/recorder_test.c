@@ -10,20 +10,20 @@
 #define EXECUTE COX_CHANNEL_EXECUTE
 #define STEPS 5000
 
-static uint64_t block_size(void)
+static uint64_t area_size(void)
 {
-    return cox_recorder_block_size(false);
+    return cox_recorder_area_size(false);
 }
 
-/* Memory as a group has it, the test's own, with the rank's block at this offset. */
+/* Memory as a group has it, the test's own, with the rank's area at this offset. */
 static int memory_make(uint64_t offset, uint32_t rank, const char *path)
 {
     int fd = test_own_fd(memfd_create("recorder", MFD_CLOEXEC));
-    assert_int_equal(ftruncate(fd, (off_t)(offset + block_size())), 0);
-    uint8_t *base = mmap(NULL, offset + block_size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_int_equal(ftruncate(fd, (off_t)(offset + area_size())), 0);
+    uint8_t *base = mmap(NULL, offset + area_size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     assert_true(base != MAP_FAILED);
-    cox_recorder_block_init(base + offset, rank, 7, path, COX_RECORDER_NS);
-    munmap(base, offset + block_size());
+    cox_recorder_area_init(base + offset, rank, 7, path, COX_RECORDER_NS);
+    munmap(base, offset + area_size());
     return fd;
 }
 
@@ -38,7 +38,7 @@ TEST_OWNED(cox_recorder_unref)
 static struct cox_recorder_requests rank_recorder(void)
 {
     memory_fd = memory_make(0, 0, NULL);
-    copy = test_own(malloc(cox_recorder_block_size(true)), free);
+    copy = test_own(malloc(cox_recorder_area_size(true)), free);
     recorder = NULL;
     assert_int_equal(cox_recorder_attach(memory_fd, 0, 0, 1, 1, &recorder), 0);
     test_own(recorder, cox_recorder_unref_owned);
@@ -48,7 +48,7 @@ static struct cox_recorder_requests rank_recorder(void)
 /* The coordinator's. */
 static struct cox_recorder_submits coordinator_recorder(void)
 {
-    copy = test_own(malloc(cox_recorder_block_size(true)), free);
+    copy = test_own(malloc(cox_recorder_area_size(true)), free);
     recorder = NULL;
     assert_ok(cox_recorder_new_coordinator(NULL, 7, COX_RECORDER_NS, &recorder, test_err()));
     test_own(recorder, cox_recorder_unref_owned);
@@ -59,7 +59,7 @@ static struct cox_recorder_submits coordinator_recorder(void)
 static struct cox_record read_record(bool coordinator, uint32_t at)
 {
     struct cox_record read;
-    cox_recorder_copy(recorder->block, recorder->block, coordinator, copy);
+    cox_recorder_copy(recorder->area, recorder->area, coordinator, copy);
     assert_true(cox_recorder_read(copy, coordinator, EXECUTE, at, &read));
     return read;
 }
@@ -100,7 +100,7 @@ static uint32_t check_copy(const void *bytes, uint64_t *ret_newest)
     struct cox_record_head head;
     bool coordinator = true;
     uint32_t count = 0;
-    assert_int_equal(cox_recorder_check(bytes, block_size(), &coordinator, &head, NULL), 0);
+    assert_int_equal(cox_recorder_check(bytes, area_size(), &coordinator, &head, NULL), 0);
     assert_false(coordinator);
     *ret_newest = 0;
     for (uint32_t i = 0; i < cox_recorder_capacity(EXECUTE); i++) {
@@ -117,19 +117,19 @@ static uint32_t check_copy(const void *bytes, uint64_t *ret_newest)
 PLAIN_TEST(the_last_steps_are_read)
 {
     struct cox_recorder *own = NULL;
-    uint8_t *bytes = test_own(malloc(block_size()), free);
+    uint8_t *bytes = test_own(malloc(area_size()), free);
     int fd = memory_make(4096, 3, NULL);
     assert_int_equal(cox_recorder_attach(fd, 4096, 3, 2, 99, &own), 0);
     const struct cox_recorder_requests ring = cox_recorder_requests(own, EXECUTE);
     for (uint64_t sequence = 1; sequence <= STEPS; sequence++)
         record(&ring, sequence);
-    assert_int_equal(cox_recorder_copy(own->block, own->block, false, bytes), 0);
+    assert_int_equal(cox_recorder_copy(own->area, own->area, false, bytes), 0);
     uint64_t newest;
     assert_true(check_copy(bytes, &newest) >= 1024);
     assert_int_equal(newest, STEPS);
     struct cox_record_head head;
     bool coordinator;
-    assert_int_equal(cox_recorder_check(bytes, block_size(), &coordinator, &head, NULL), 0);
+    assert_int_equal(cox_recorder_check(bytes, area_size(), &coordinator, &head, NULL), 0);
     assert_int_equal(head.rank, 3);
     assert_int_equal(head.incarnation, 2);
     assert_int_equal(head.pid, getpid());
@@ -145,7 +145,7 @@ PLAIN_TEST(memory_without_a_recorder_is_none)
     assert_int_equal(cox_recorder_attach(fd, 0, 2, 1, 1, &own), COX_NOT_FOUND);
     assert_int_equal(cox_recorder_attach(fd, 4096, 3, 1, 1, &own), COX_NOT_FOUND);
     int zero = test_own_fd(memfd_create("zero", MFD_CLOEXEC));
-    assert_int_equal(ftruncate(zero, (off_t)block_size()), 0);
+    assert_int_equal(ftruncate(zero, (off_t)area_size()), 0);
     assert_int_equal(cox_recorder_attach(zero, 0, 0, 1, 1, &own), COX_NOT_FOUND);
     assert_null(own);
     const struct cox_recorder_requests none = cox_recorder_requests(NULL, EXECUTE);
@@ -174,7 +174,7 @@ PLAIN_TEST(m18_a_reader_never_sees_a_mixture)
     uint64_t before = 0;
     for (int i = 0; i < 200; i++) {
         uint64_t newest;
-        cox_recorder_copy(recorder->block, recorder->block, false, copy);
+        cox_recorder_copy(recorder->area, recorder->area, false, copy);
         check_copy(copy, &newest);
         assert_true(newest >= before); /* the writer goes on */
         before = newest;
@@ -185,7 +185,7 @@ PLAIN_TEST(m18_a_reader_never_sees_a_mixture)
 
 PLAIN_TEST(m18_what_a_killed_writer_left_is_read)
 {
-    uint8_t *bytes = test_own(malloc(block_size()), free);
+    uint8_t *bytes = test_own(malloc(area_size()), free);
     for (int i = 0; i < 40; i++) {
         int fd = memory_make(0, 0, NULL);
         int ready[2];
@@ -206,13 +206,13 @@ PLAIN_TEST(m18_what_a_killed_writer_left_is_read)
         assert_int_equal(read(ready[0], &byte, 1), 1);
         kill(child, SIGKILL);
         waitpid(child, NULL, 0);
-        uint8_t *block = mmap(NULL, block_size(), PROT_READ, MAP_SHARED, fd, 0);
-        assert_true(block != MAP_FAILED);
-        assert_int_equal(cox_recorder_block_pid(block), child);
-        cox_recorder_copy(block, block, false, bytes);
+        uint8_t *area = mmap(NULL, area_size(), PROT_READ, MAP_SHARED, fd, 0);
+        assert_true(area != MAP_FAILED);
+        assert_int_equal(cox_recorder_area_pid(area), child);
+        cox_recorder_copy(area, area, false, bytes);
         uint64_t newest;
         assert_true(check_copy(bytes, &newest) >= 1);
-        munmap(block, block_size());
+        munmap(area, area_size());
     }
 }
 
@@ -220,7 +220,7 @@ PLAIN_TEST(m18_what_a_killed_writer_left_is_read)
 PLAIN_TEST(m18_a_writer_is_read_after_every_instruction)
 {
     const uint64_t sequences[] = {5, 5 + cox_recorder_capacity(EXECUTE)}; /* in one place */
-    uint8_t *bytes = test_own(malloc(block_size()), free);
+    uint8_t *bytes = test_own(malloc(area_size()), free);
     int fd = memory_make(0, 0, NULL);
     pid_t child = fork();
     if (child == 0) {
@@ -242,12 +242,12 @@ PLAIN_TEST(m18_a_writer_is_read_after_every_instruction)
     if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
         skip();
     assert_true(WIFSTOPPED(status));
-    uint8_t *block = mmap(NULL, block_size(), PROT_READ, MAP_SHARED, fd, 0);
-    assert_true(block != MAP_FAILED);
+    uint8_t *area = mmap(NULL, area_size(), PROT_READ, MAP_SHARED, fd, 0);
+    assert_true(area != MAP_FAILED);
     do {
         assert_int_equal(ptrace(PTRACE_SINGLESTEP, child, NULL, NULL), 0);
         assert_int_equal(waitpid(child, &status, 0), child);
-        cox_recorder_copy(block, block, false, bytes);
+        cox_recorder_copy(area, area, false, bytes);
         check_copy(bytes, &newest);
         assert_true(newest == 0 || newest == sequences[0] || newest == sequences[1]);
         assert_true(newest == 0 || newest >= before);
@@ -259,7 +259,7 @@ PLAIN_TEST(m18_a_writer_is_read_after_every_instruction)
     assert_true(steps > 50);
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
-    munmap(block, block_size());
+    munmap(area, area_size());
 }
 
 /* ---- what an earlier request has left ---- */
@@ -305,10 +305,10 @@ static struct cox_recorder *ticking_recorder(void)
 {
     struct cox_recorder *own = NULL;
     int fd = memory_make(0, 0, NULL);
-    uint8_t *base = mmap(NULL, block_size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    uint8_t *base = mmap(NULL, area_size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     assert_true(base != MAP_FAILED);
-    cox_recorder_block_init(base, 0, 7, NULL, COX_RECORDER_TICKS);
-    munmap(base, block_size());
+    cox_recorder_area_init(base, 0, 7, NULL, COX_RECORDER_TICKS);
+    munmap(base, area_size());
     assert_int_equal(cox_recorder_attach(fd, 0, 0, 1, 1, &own), 0);
     return own;
 }
@@ -321,7 +321,7 @@ PLAIN_TEST(m18_ticks_are_read_as_the_time_they_were)
         skip();
     struct cox_recorder *own = ticking_recorder();
     const struct cox_recorder_requests ring = cox_recorder_requests(own, EXECUTE);
-    uint8_t *bytes = test_own(malloc(block_size()), free);
+    uint8_t *bytes = test_own(malloc(area_size()), free);
     assert_true(ring.plain);
     for (uint64_t sequence = 1; sequence <= 100; sequence++) {
         struct cox_record read;
@@ -333,7 +333,7 @@ PLAIN_TEST(m18_ticks_are_read_as_the_time_they_were)
             cox_recorder_reply(&ring, sequence, cox_recorder_result_word(0, 4));
         }
         const uint64_t after = cox_now_ns();
-        cox_recorder_copy(own->block, own->block, false, bytes);
+        cox_recorder_copy(own->area, own->area, false, bytes);
         assert_true(cox_recorder_read(bytes, false, EXECUTE, (uint32_t)sequence, &read));
         assert_in_range(read.taken_ns, before - MARGIN_NS, after + MARGIN_NS);
         assert_in_range(read.begin_ns, read.taken_ns, after + MARGIN_NS);
@@ -351,13 +351,13 @@ PLAIN_TEST(m18_hostile_ticks_are_converted_to_something)
 {
     const uint64_t odd[] = {0, 1, UINT64_C(1) << 62, UINT64_C(1) << 63, UINT64_MAX};
     const size_t count = sizeof odd / sizeof odd[0];
-    uint8_t *block = test_own(aligned_alloc(64, block_size()), free);
-    uint8_t *bytes = test_own(malloc(block_size()), free);
-    memset(block, 0, block_size());
-    struct cox_recorder_layout_head *head = (void *)block;
-    cox_recorder_block_init(block, 0, 7, NULL, COX_RECORDER_TICKS);
+    uint8_t *area = test_own(aligned_alloc(64, area_size()), free);
+    uint8_t *bytes = test_own(malloc(area_size()), free);
+    memset(area, 0, area_size());
+    struct cox_recorder_layout_head *head = (void *)area;
+    cox_recorder_area_init(area, 0, 7, NULL, COX_RECORDER_TICKS);
     struct cox_recorder_layout_request *records =
-        (void *)(block + cox_recorder_ring_offset(false, EXECUTE));
+        (void *)(area + cox_recorder_ring_offset(false, EXECUTE));
     for (size_t i = 0; i < count * count * count; i++) {
         struct cox_record read;
         head->ticks = odd[i % count];
@@ -365,7 +365,7 @@ PLAIN_TEST(m18_hostile_ticks_are_converted_to_something)
         atomic_store(&records[1].index, 1);
         atomic_store(&records[1].taken_ns, odd[i / count / count]);
         atomic_store(&records[1].reply_ns, UINT64_MAX - i);
-        cox_recorder_copy(block, block, false, bytes);
+        cox_recorder_copy(area, area, false, bytes);
         assert_true(cox_recorder_read(bytes, false, EXECUTE, 1, &read));
         assert_true(read.taken_ns <= UINT64_C(1) << 62 && read.reply_ns <= UINT64_C(1) << 62);
     }
@@ -413,7 +413,7 @@ PLAIN_TEST(times_move_to_another_clock)
 {
     struct cox_record read;
     struct cox_record_operation operation;
-    uint8_t *before = test_own(malloc(block_size()), free);
+    uint8_t *before = test_own(malloc(area_size()), free);
     const struct cox_recorder_requests ring = rank_recorder(),
                                        other =
                                            cox_recorder_requests(recorder, COX_CHANNEL_TRANSFER);
@@ -424,8 +424,8 @@ PLAIN_TEST(times_move_to_another_clock)
     const uint64_t number = cox_recorder_operation_begin(recorder, &begun, 10001);
     cox_recorder_operation_arrived(recorder, number, 10001, 10002);
     cox_recorder_group(recorder, &ring, 1000, 0, 0);
-    cox_recorder_copy(recorder->block, recorder->block, false, copy);
-    memcpy(before, copy, block_size());
+    cox_recorder_copy(recorder->area, recorder->area, false, copy);
+    memcpy(before, copy, area_size());
     cox_recorder_shift(copy, 500);
     assert_true(cox_recorder_read(copy, false, EXECUTE, 1000, &read));
     assert_true(read.taken_ns == 10500 && read.begin_ns == 10501 && read.end_ns == 10502 &&
@@ -440,7 +440,7 @@ PLAIN_TEST(times_move_to_another_clock)
     assert_true(operation.begin_ns == 10501 && operation.arrived_ns == 10502 && !operation.end_ns);
     assert_true(operation.round == 5 && operation.epoch == 8 && operation.size == 100);
     cox_recorder_shift(copy, -500);
-    assert_memory_equal(copy, before, block_size());
+    assert_memory_equal(copy, before, area_size());
     /* Times before the other machine was started, and those that nobody has written. */
     cox_recorder_shift(copy, -25);
     assert_true(cox_recorder_read(copy, false, EXECUTE, 1001, &read));
@@ -488,25 +488,25 @@ PLAIN_TEST(the_coordinator_records_in_its_own_memory)
 
 PLAIN_TEST(m18_bytes_of_any_kind_are_refused_or_read)
 {
-    uint8_t *bytes = test_own(calloc(1, block_size()), free);
+    uint8_t *bytes = test_own(calloc(1, area_size()), free);
     struct cox_record_head head;
     struct cox_error err = {0};
     bool coordinator;
-    assert_refused(cox_recorder_check(bytes, block_size(), &coordinator, &head, test_err()),
+    assert_refused(cox_recorder_check(bytes, area_size(), &coordinator, &head, test_err()),
                    COX_CORRUPT, "magic");
     err = (struct cox_error){0};
     assert_int_equal(cox_recorder_check(bytes, 10, &coordinator, &head, &err), COX_CORRUPT);
     uint64_t seed = 1;
     for (int round = 0; round < 50; round++) {
-        for (uint64_t i = 0; i < block_size(); i++) {
+        for (uint64_t i = 0; i < area_size(); i++) {
             seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407;
             bytes[i] = (uint8_t)(seed >> 56);
         }
-        cox_recorder_block_init(bytes, (uint32_t)round, 1, NULL, COX_RECORDER_NS);
+        cox_recorder_area_init(bytes, (uint32_t)round, 1, NULL, COX_RECORDER_NS);
         if (round % 3 == 1)
             memset(bytes + 12, 0xff, 3); /* a rank that there cannot be */
         err = (struct cox_error){0};
-        const int r = cox_recorder_check(bytes, block_size(), &coordinator, &head, &err);
+        const int r = cox_recorder_check(bytes, area_size(), &coordinator, &head, &err);
         assert_int_equal(r, round % 3 == 1 ? COX_CORRUPT : 0);
         for (int ring = 0; ring < COX_TWO_WAY_COUNT; ring++)
             for (uint32_t i = 0; i < cox_recorder_capacity(ring); i++) {
@@ -537,11 +537,11 @@ PLAIN_TEST(a_rank_records_in_the_file_that_it_is_told)
     record(&ring, 5);
     cox_recorder_operation_begin(own, &(struct cox_recorder_operation){.kind = 1, .size = 9}, 100);
     /* The file has what the memory has. */
-    uint8_t *file = test_own(malloc(block_size()), free);
-    assert_int_equal(pread(file_fd, file, block_size(), 0), block_size());
-    assert_int_equal(cox_recorder_block_pid(file), getpid());
+    uint8_t *file = test_own(malloc(area_size()), free);
+    assert_int_equal(pread(file_fd, file, area_size(), 0), area_size());
+    assert_int_equal(cox_recorder_area_pid(file), getpid());
     const size_t at = sizeof(struct cox_recorder_layout_head);
-    assert_memory_equal(file + at, own->block + at, block_size() - at);
+    assert_memory_equal(file + at, own->area + at, area_size() - at);
     /* Another process truncates it: what comes next is missing there, and no process is harmed. */
     assert_int_equal(ftruncate(file_fd, 0), 0);
     record(&ring, 6);
@@ -549,9 +549,9 @@ PLAIN_TEST(a_rank_records_in_the_file_that_it_is_told)
     /* A file that is none: the memory is used. */
     assert_int_equal(truncate(path, 100), 0);
     assert_int_equal(cox_recorder_attach(fd, 0, 0, 1, 1, &own), 0);
-    uint8_t *memory = mmap(NULL, block_size(), PROT_READ, MAP_SHARED, fd, 0);
-    assert_int_equal(cox_recorder_block_pid(memory), getpid());
-    munmap(memory, block_size());
+    uint8_t *memory = mmap(NULL, area_size(), PROT_READ, MAP_SHARED, fd, 0);
+    assert_int_equal(cox_recorder_area_pid(memory), getpid());
+    munmap(memory, area_size());
     cox_recorder_unref(own);
     close(file_fd);
 }
