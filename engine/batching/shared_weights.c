@@ -3,7 +3,7 @@
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
 #include "channel/base/thread.h"
-#include "engine/model/block.h"
+#include "engine/model/model_image.h"
 
 #include <coxswain/handle.h>
 
@@ -66,12 +66,12 @@ static int image_fill(const struct cox_shared_weights *weights,
                       bool (*progress)(void *context, uint32_t done, uint32_t count), void *context,
                       void *memory, uint64_t *ret_digest, struct cox_error *err)
 {
-    struct cox_model_block block;
-    int r = cox_model_block_fill(config, directory, memory, progress, context, err);
+    struct cox_model_image image;
+    int r = cox_model_image_fill(config, directory, memory, progress, context, err);
     if (!r)
-        r = cox_model_block_read(memory, weights->size, &block, err);
+        r = cox_model_image_read(memory, weights->size, &image, err);
     if (!r)
-        *ret_digest = block.digest;
+        *ret_digest = image.digest;
     return r;
 }
 
@@ -184,7 +184,7 @@ int cox_shared_weights_load(const char *directory,
     int r = cox_model_folder_config(directory, &weights->config, err);
     if (r)
         return r;
-    weights->size = cox_model_block_size(&weights->config);
+    weights->size = cox_model_image_size(&weights->config);
     r = version_load(weights, &weights->config, directory, progress, context, &weights->present,
                      err);
     if (r)

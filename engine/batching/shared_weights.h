@@ -42,7 +42,7 @@ struct cox_shared_weights;
  *   COX_ABORTED: progress returned true
  *   COX_NO_SPACE
  *   COX_BUSY: another process has mapped the memory for writing
- *   as cox_model_block_fill: err names the file
+ *   as cox_model_image_fill: err names the file
  *   -errno
  */
 int cox_shared_weights_load(const char *directory,

@@ -1,6 +1,6 @@
 #include "model.h"
 #include "channel/base/idioms.h"
-#include "engine/model/block.h"
+#include "engine/model/model_image.h"
 #include "engine/model/digest.h"
 #include "engine/model/file.h"
 #include "sample.h"
@@ -11,7 +11,7 @@
 
 struct cox_model {
     struct cox_model_config config;
-    /* NULL: a block is borrowed */
+    /* NULL: an image is borrowed */
     float *own_weights;
     struct cox_forward *forward;
     struct cox_sampler *sampler;
@@ -99,16 +99,16 @@ int cox_model_load(const char *directory, const struct cox_model_options *option
     return 0;
 }
 
-int cox_model_borrow(const void *block, uint64_t size, const struct cox_model_options *options,
+int cox_model_borrow(const void *image, uint64_t size, const struct cox_model_options *options,
                      struct cox_model **ret_model, struct cox_error *err)
 {
     _cox_cleanup_(cox_model_freep) struct cox_model *model = NULL;
-    struct cox_model_block found;
+    struct cox_model_image found;
     int r;
 
-    r = cox_model_block_read(block, size, &found, err);
+    r = cox_model_image_read(image, size, &found, err);
     if (!r)
-        r = model_new(options, "a model in a block", &model, err);
+        r = model_new(options, "a model in an image", &model, err);
     if (r)
         return r;
     model->config = found.config;

@@ -2,11 +2,11 @@
  * model: a Llama checkpoint for a worker: load it, create a KV cache for it, compute steps.
  *
  * Threads: load and free on any one thread; step by one thread at a time.
- * Ownership: a loaded model owns its weights, a borrowed one uses a block of the caller. Caches are
- *   separate objects of the caller.
+ * Ownership: a loaded model owns its weights, a borrowed one uses an image of the caller. Caches
+ *   are separate objects of the caller.
  * Blocks: load reads files; a step blocks only in the caller's gather.
  * Codes: positive ones are those of base.h, explained in err.
- * If the process dies: private memory is gone. A borrowed block keeps its bytes; its owner frees
+ * If the process dies: private memory is gone. A borrowed image keeps its bytes; its owner frees
  *   it.
  */
 #ifndef COX_ENGINE_MODEL_H
@@ -45,14 +45,14 @@ struct cox_model_options {
  */
 int cox_model_load(const char *directory, const struct cox_model_options *options,
                    struct cox_model **ret_model, struct cox_error *err);
-/* As cox_model_load, with a model's block (engine/model/block.h) instead of a folder. The block is
+/* As cox_model_load, with an image (engine/model/model_image.h) instead of a folder. The image is
  * complete, aligned to COX_WEIGHTS_ALIGNMENT, and lent for reading until free.
  * Returns
  *   0
- *   COX_CORRUPT, COX_VERSION: the block contains no model
+ *   COX_CORRUPT, COX_VERSION: the image contains no model
  *   COX_INVALID, COX_NO_SPACE: as cox_model_load
  */
-int cox_model_borrow(const void *block, uint64_t size, const struct cox_model_options *options,
+int cox_model_borrow(const void *image, uint64_t size, const struct cox_model_options *options,
                      struct cox_model **ret_model, struct cox_error *err);
 struct cox_model *cox_model_free(struct cox_model *model);
 COX_DEFINE_FREEP(struct cox_model, cox_model_free);
@@ -78,7 +78,7 @@ uint32_t cox_model_slice_count(const struct cox_model *model);
 size_t cox_model_slice_length_max(const struct cox_model *model);
 
 /* The geometry of a KV cache for this model and share. cox_cache_block_size gives the bytes of a
- * block. */
+ * image. */
 struct cox_cache_geometry cox_model_cache_geometry(const struct cox_model *model,
                                                    uint32_t block_count, uint32_t block_size,
                                                    uint32_t swap_block_count);

@@ -79,7 +79,7 @@ struct cox_weights_layout cox_weights_layout(const struct cox_model_config *conf
     return cox_weights_share_layout(config, &whole);
 }
 
-/* Pieces of a rows x columns matrix, from file to block. Each has piece_rows rows and piece_columns
+/* Pieces of a rows x columns matrix, from file to array. Each has piece_rows rows and piece_columns
  * columns; one of the two is the whole dimension. */
 struct pieces {
     uint64_t rows, columns;

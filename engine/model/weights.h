@@ -1,22 +1,22 @@
 /*
- * weights: tensors of a model, or of one share of it, as F32 in one block of memory, and their
+ * weights: tensors of a model, or of one share of it, as F32 in one array, and their
  * layout.
  *
- * The layout depends only on the configuration and the share. The block of the whole model may be
+ * The layout depends only on the configuration and the share. The array of the whole model may be
  * private memory. Or it is shared: one process fills it, all ranks map it, and each uses its slices
- * in place. The block of a share contains only its slices: a rank that loads by itself has 1/N of
+ * in place. The array of a share contains only its slices: a rank that loads by itself has 1/N of
  * the matrices.
  *
  * Every tensor is divided into pieces: query, attention output, gate, up and down in the slices of
  * share.h, key and value by KV head, embedding and output by vocabulary slice. Pieces are
  * consecutive; each is row-major with its own leading dimension, and aligned to 64 bytes. So a
- * product has the same shape, leading dimensions and alignment in every block: no input of a matrix
+ * product has the same shape, leading dimensions and alignment in every array: no input of a matrix
  * kernel depends on the number of ranks. Norms are one piece, which every share contains.
  *
  * Threads: any.
  * Ownership: the functions own nothing.
  * Blocks: fill, while it reads the files.
- * If the process dies: a half-filled block has garbage. Its owner shares it only after the fill has
+ * If the process dies: a half-filled array has garbage. Its owner shares it only after the fill has
  *   returned.
  */
 #ifndef COX_MODEL_WEIGHTS_H
@@ -27,12 +27,12 @@
 #define COX_WEIGHTS_ALIGNMENT 64
 
 /* Offsets, lengths and strides in floats. A tensor of layer l starts at layers + l * layer_stride +
- * its offset; its piece p, counted within the block, at + p * its stride. */
+ * its offset; its piece p, counted within the array, at + p * its stride. */
 struct cox_weights_layout {
-    /* slices in the block */
+    /* slices in the array */
     uint32_t slice_first;
     uint32_t slice_count;
-    /* KV heads in the block */
+    /* KV heads in the array */
     struct cox_kv_heads kv_heads;
     /* slices [vocab_slice][hidden]; rows from vocab_size on are zero */
     uint64_t embedding;
@@ -68,7 +68,7 @@ struct cox_weights_layout {
     uint64_t column_stride;
     /* of embedding and output */
     uint64_t vocab_stride;
-    /* floats of the whole block */
+    /* floats of the whole array */
     uint64_t length;
     /* Feed-forward columns and vocabulary are padded with zeros, so that all slices have equal
      * length and no product depends on the slice. */

@@ -12,7 +12,7 @@
 #include "adapter_cache.h"
 #include "adapter_commands.h"
 #include "engine/rank/tensor_gather.h"
-#include "engine/model/block.h"
+#include "engine/model/model_image.h"
 #include "engine/rank/weights_subscriber.h"
 #include "transfer.h"
 #include "engine/compute/model.h"
@@ -342,7 +342,7 @@ static struct cox_model_options engine_model_options(struct cox_engine *engine,
     return options;
 }
 
-/* Switches to this version of the shared weights: a model that borrows its block replaces the
+/* Switches to this version of the shared weights: a model that borrows its image replaces the
  * former one. Caches stay, since they fit the same shapes, which is checked. After a failure
  * nothing has changed. */
 static int engine_borrow(struct cox_engine *engine, const struct cox_share *share, uint64_t version,
@@ -352,9 +352,9 @@ static int engine_borrow(struct cox_engine *engine, const struct cox_share *shar
     const struct cox_model_options options = engine_model_options(engine, share);
     struct cox_error why = {0};
     struct cox_model *model = NULL;
-    const void *block;
+    const void *image;
     uint64_t length;
-    int r = cox_weights_subscriber_take(engine->weights, version, candidate, deadline_ns, &block,
+    int r = cox_weights_subscriber_take(engine->weights, version, candidate, deadline_ns, &image,
                                         &length, err);
 
     if (r)
@@ -362,7 +362,7 @@ static int engine_borrow(struct cox_engine *engine, const struct cox_share *shar
     /* Switching back needs no memory if the switch itself failed for lack of it. */
     if (engine->model && cox_weights_subscriber_version(engine->weights) == version)
         return 0;
-    r = cox_model_borrow(block, length, &options, &model, &why);
+    r = cox_model_borrow(image, length, &options, &model, &why);
     if (!r && engine->model)
         r = cox_model_config_compare(cox_model_config(engine->model), cox_model_config(model),
                                      &why);

@@ -7,7 +7,7 @@
 #include "engine/batching/prompt_queue.h"
 #include "engine/batching/reference_hooks.h"
 #include "engine/batching/shared_weights.h"
-#include "engine/model/block.h"
+#include "engine/model/model_image.h"
 #include "engine/model/tokenizer.h"
 #include "legacy_init.h"
 #include "program/cli/console.h"

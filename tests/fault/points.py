@@ -28,7 +28,7 @@ MIRROR = "what ranks of another machine have said"
 # The structs of shared memory.
 LAYOUTS = ("channel/shm/layout.h", "channel/kv/kv_blocks_layout.h", "memory/pool/pool_layout.h",
            "memory/queue/queue_layout.h",
-           "engine/model/block_layout.h", "worker/group/group_layout.h")
+           "engine/model/model_image_layout.h", "worker/group/group_layout.h")
 
 EFFECTS = [
     # names

@@ -5,7 +5,7 @@
  */
 #include "crew.h"
 #include "tests/unit/model_fixture.h"
-#include "engine/model/block.h"
+#include "engine/model/model_image.h"
 #include "engine/rank/tensor_gather.h"
 #include "engine/compute/model.h"
 

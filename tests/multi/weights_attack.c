@@ -1,6 +1,6 @@
 #include "weights_attack.h"
 
-#include "engine/model/block_layout.h"
+#include "engine/model/model_image_layout.h"
 #include "tests/lib/posix.h"
 
 #define TARGET_COUNT_MAX 8
@@ -19,7 +19,7 @@ static void attempt(int report_fd, const char *kind, bool done)
 
 static bool is_model(const uint8_t *page)
 {
-    const uint64_t magic = COX_MODEL_BLOCK_MAGIC;
+    const uint64_t magic = COX_MODEL_IMAGE_MAGIC;
     return memcmp(page, &magic, sizeof magic) == 0;
 }
 
@@ -47,16 +47,16 @@ static size_t find(const char *const names[2], const char *rights, struct target
 static void spoil(uint8_t *base, uint64_t size)
 {
     for (uint64_t at = 0; at < size; at += PAGE)
-        memset(base + at + COX_MODEL_BLOCK_HEAD_SIZE, 0, PAGE - COX_MODEL_BLOCK_HEAD_SIZE);
+        memset(base + at + COX_MODEL_IMAGE_HEAD_SIZE, 0, PAGE - COX_MODEL_IMAGE_HEAD_SIZE);
 }
 
 static bool spoil_by_write(int fd, uint64_t first, uint64_t size)
 {
-    static const uint8_t zeros[PAGE - COX_MODEL_BLOCK_HEAD_SIZE];
+    static const uint8_t zeros[PAGE - COX_MODEL_IMAGE_HEAD_SIZE];
     bool done = false;
     for (uint64_t at = 0; at < size; at += PAGE)
         done |=
-            pwrite(fd, zeros, sizeof zeros, (off_t)(first + at + COX_MODEL_BLOCK_HEAD_SIZE)) > 0;
+            pwrite(fd, zeros, sizeof zeros, (off_t)(first + at + COX_MODEL_IMAGE_HEAD_SIZE)) > 0;
     return done;
 }
 

@@ -269,7 +269,7 @@ def mutations(files):
 
     yield "an include upwards", into("channel/base/base.c", "channel/shm/gate.h")
     yield "worker and coordinator", into("worker/loop/worker.c", "include/coxswain/executor.h")
-    yield "the library and the engine", into("coordinator/executor/submit.c", "engine/model/block.h")
+    yield "the library and the engine", into("coordinator/executor/submit.c", "engine/model/model_image.h")
     yield "a circle within a folder", into("channel/shm/geometry.h", "channel/shm/gate.h")
     yield "what is not installed", into("engine/rank/engine.c", "worker/loop/pause.h")
     yield "a public header upwards", into("channel/base/base.c", "include/coxswain/executor.h")

@@ -3,7 +3,7 @@
  * sequence computed alone, in one prefill, by one rank.
  */
 #include "model_bench.h"
-#include "engine/model/block.h"
+#include "engine/model/model_image.h"
 #include "engine/model/digest.h"
 #include "tests/lib/test.h"
 
@@ -133,18 +133,18 @@ SHAPES_TEST(s5_logits_same_bits_after_recomputation)
     bench_expect(bench, 0, reference);
 }
 
-static struct cox_model *borrow(const void *block, const struct bench *bench,
+static struct cox_model *borrow(const void *image, const struct bench *bench,
                                 const struct cox_model_options *options)
 {
     struct cox_model *model;
 
-    assert_ok(cox_model_borrow(block, cox_model_block_size(cox_model_config(bench->model)), options,
+    assert_ok(cox_model_borrow(image, cox_model_image_size(cox_model_config(bench->model)), options,
                                &model, test_err()));
     return model;
 }
 
-/* block NULL: each loads its own weights. */
-static void check_ranks(struct bench *bench, uint32_t rank_count, const void *block)
+/* image NULL: each loads its own weights. */
+static void check_ranks(struct bench *bench, uint32_t rank_count, const void *image)
 {
     const struct cox_model_config *config = cox_model_config(bench->model);
     struct bench_group *group = bench_group_new(config, rank_count);
@@ -153,10 +153,10 @@ static void check_ranks(struct bench *bench, uint32_t rank_count, const void *bl
         const struct cox_model_options options = {.share = group->shares[r]};
         const struct cox_weights_layout layout = cox_weights_share_layout(config, &options.share);
         struct cox_model *model =
-            block ? borrow(block, bench, &options) : bench_load(folder, &options);
+            image ? borrow(image, bench, &options) : bench_load(folder, &options);
 
         assert_true(cox_model_digest(model) == cox_model_digest(bench->model));
-        assert_int_equal(cox_model_weights_size(model), block ? 0 : cox_weights_size(&layout));
+        assert_int_equal(cox_model_weights_size(model), image ? 0 : cox_weights_size(&layout));
         group->ranks[r] = bench_new(model);
         bench_add(group->ranks[r], bench->noise, 0, 6, 80);
         bench_add(group->ranks[r], bench->sequence, 0, SEQUENCE_LENGTH, 3);
@@ -170,16 +170,16 @@ static void check_ranks(struct bench *bench, uint32_t rank_count, const void *bl
         test_release(group->ranks[r]);
 }
 
-/* The whole model in a block that describes itself; the caller frees it. */
-static void *fill_block(void)
+/* The whole model in an image that describes itself; the caller frees it. */
+static void *fill_image(void)
 {
     struct cox_model_config config;
-    void *block;
+    void *image;
 
     assert_int_equal(cox_model_folder_config(folder, &config, NULL), 0);
-    block = test_own(aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_model_block_size(&config)), free);
-    assert_int_equal(cox_model_block_fill(&config, folder, block, NULL, NULL, NULL), 0);
-    return block;
+    image = test_own(aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_model_image_size(&config)), free);
+    assert_int_equal(cox_model_image_fill(&config, folder, image, NULL, NULL, NULL), 0);
+    return image;
 }
 
 /* The next larger number of ranks that the model can be shared out to; 0: there is none. */
@@ -195,10 +195,10 @@ static uint32_t next_rank_count(size_t c, uint32_t rank_count)
 
 SHAPES_TEST(s5_logits_same_bits_for_any_number_of_ranks)
 {
-    void *block = fill_block();
+    void *image = fill_image();
 
     for (uint32_t rank_count = 1; rank_count; rank_count = next_rank_count(c, rank_count))
-        check_ranks(bench, rank_count, block);
+        check_ranks(bench, rank_count, image);
 }
 
 /* Each rank loads what its share needs and nothing else. */

@@ -28,6 +28,6 @@ cox_unit_test(NAME adapters TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/adapter_cache_test.c ${model_fixture}
             ${PROJECT_SOURCE_DIR}/engine/rank/adapter_cache.c
     LIBS coxswain_model m)
-cox_unit_test(NAME block TIER quick
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/block_test.c ${model_fixture}
+cox_unit_test(NAME model_image TIER quick
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/model_image_test.c ${model_fixture}
     LIBS coxswain_model m)

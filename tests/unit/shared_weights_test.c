@@ -2,7 +2,7 @@
  * opened as ranks open them. */
 #include "engine/batching/prompt_queue.h"
 #include "engine/batching/shared_weights.h"
-#include "engine/model/block.h"
+#include "engine/model/model_image.h"
 #include "engine/model/digest.h"
 #include "engine_loop_fixture.h"
 #include "model_fixture.h"
@@ -77,7 +77,7 @@ static void expect_offer(const struct cox_weights_announcement *announcement, ui
                          const char *folder)
 {
     struct cox_region region = {0};
-    struct cox_model_block block;
+    struct cox_model_image image;
     int fd = -1;
     assert_int_equal(announcement->version, version);
     assert_ok(cox_handle_open(&announcement->handle, NULL, cox_deadline_after_ms(PATIENCE_MS), &fd,
@@ -85,8 +85,8 @@ static void expect_offer(const struct cox_weights_announcement *announcement, ui
     assert_ok(cox_region_attach_fd(&region, fd, "cox_weights", announcement->size,
                                    COX_REGION_SEALED, test_err()));
     assert_int_equal(region.size, announcement->size);
-    assert_ok(cox_model_block_read(region.base, region.size, &block, test_err()));
-    assert_true(block.digest == digest_of(folder));
+    assert_ok(cox_model_image_read(region.base, region.size, &image, test_err()));
+    assert_true(image.digest == digest_of(folder));
     cox_region_detach(&region);
     close(fd);
 }

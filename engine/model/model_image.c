@@ -1,5 +1,5 @@
-#include "block.h"
-#include "block_layout.h"
+#include "model_image.h"
+#include "model_image_layout.h"
 #include "digest.h"
 #include "file.h"
 
@@ -9,14 +9,14 @@
 #include "channel/base/idioms.h"
 #include "channel/base/hash.h"
 
-static_assert(COX_MODEL_BLOCK_HEAD_SIZE % COX_WEIGHTS_ALIGNMENT == 0, "weights follow the head");
+static_assert(COX_MODEL_IMAGE_HEAD_SIZE % COX_WEIGHTS_ALIGNMENT == 0, "weights follow the head");
 static_assert(COX_EOS_TOKEN_COUNT_MAX == 8, "as many as the head has");
 
-uint64_t cox_model_block_size(const struct cox_model_config *config)
+uint64_t cox_model_image_size(const struct cox_model_config *config)
 {
     const struct cox_weights_layout layout = cox_weights_layout(config);
 
-    return COX_MODEL_BLOCK_HEAD_SIZE + cox_weights_size(&layout);
+    return COX_MODEL_IMAGE_HEAD_SIZE + cox_weights_size(&layout);
 }
 
 int cox_model_folder_config(const char *directory, struct cox_model_config *ret_config,
@@ -31,20 +31,20 @@ int cox_model_folder_config(const char *directory, struct cox_model_config *ret_
     return cox_file_blame(cox_model_config_load(path, ret_config, err), err);
 }
 
-static uint64_t head_check(const struct cox_model_block_head *head)
+static uint64_t head_check(const struct cox_model_image_head *head)
 {
-    return cox_hash_bytes(COX_HASH_START, head, offsetof(struct cox_model_block_head, check));
+    return cox_hash_bytes(COX_HASH_START, head, offsetof(struct cox_model_image_head, check));
 }
 
-static void head_write(const struct cox_model_config *config, uint64_t digest, void *block)
+static void head_write(const struct cox_model_config *config, uint64_t digest, void *image)
 {
-    struct cox_model_block_head head = {
-        .magic = COX_MODEL_BLOCK_MAGIC,
-        .version = COX_MODEL_BLOCK_VERSION,
-        .head_size = COX_MODEL_BLOCK_HEAD_SIZE,
+    struct cox_model_image_head head = {
+        .magic = COX_MODEL_IMAGE_MAGIC,
+        .version = COX_MODEL_IMAGE_VERSION,
+        .head_size = COX_MODEL_IMAGE_HEAD_SIZE,
         .digest = digest,
-        .weights_offset = COX_MODEL_BLOCK_HEAD_SIZE,
-        .weights_size = cox_model_block_size(config) - COX_MODEL_BLOCK_HEAD_SIZE,
+        .weights_offset = COX_MODEL_IMAGE_HEAD_SIZE,
+        .weights_size = cox_model_image_size(config) - COX_MODEL_IMAGE_HEAD_SIZE,
         .hidden_size = config->hidden_size,
         .intermediate_size = config->intermediate_size,
         .layer_count = config->layer_count,
@@ -67,26 +67,26 @@ static void head_write(const struct cox_model_config *config, uint64_t digest, v
 
     memcpy(head.eos_tokens, config->eos_tokens, sizeof head.eos_tokens);
     head.check = head_check(&head);
-    memcpy(block, &head, sizeof head);
+    memcpy(image, &head, sizeof head);
 }
 
-int cox_model_block_fill(const struct cox_model_config *config, const char *directory, void *block,
+int cox_model_image_fill(const struct cox_model_config *config, const char *directory, void *image,
                          bool (*progress)(void *context, uint32_t done, uint32_t count),
                          void *context, struct cox_error *err)
 {
     const struct cox_share whole = {0};
-    float *weights = (float *)((char *)block + COX_MODEL_BLOCK_HEAD_SIZE);
+    float *weights = (float *)((char *)image + COX_MODEL_IMAGE_HEAD_SIZE);
     uint64_t digest;
     int r;
 
-    memset(block, 0, COX_MODEL_BLOCK_HEAD_SIZE);
+    memset(image, 0, COX_MODEL_IMAGE_HEAD_SIZE);
     r = cox_model_digest_folder(directory, &digest, err);
     if (!r)
         r = cox_weights_fill(config, &whole, directory, weights, progress, context, err);
     if (!r)
         r = cox_model_digest_verify(directory, digest, err);
     if (!r)
-        head_write(config, digest, block);
+        head_write(config, digest, image);
     return cox_file_blame(r, err);
 }
 
@@ -127,7 +127,7 @@ static bool config_makes_sense(const struct cox_model_config *config)
            config->rope_theta >= 1 && config->rope_theta <= 1e12 && rope_makes_sense(config);
 }
 
-static struct cox_model_config head_config(const struct cox_model_block_head *head)
+static struct cox_model_config head_config(const struct cox_model_image_head *head)
 {
     struct cox_model_config config = {
         .hidden_size = head->hidden_size,
@@ -154,38 +154,38 @@ static struct cox_model_config head_config(const struct cox_model_block_head *he
     return config;
 }
 
-int cox_model_block_read(const void *block, uint64_t size, struct cox_model_block *ret_block,
+int cox_model_image_read(const void *image, uint64_t size, struct cox_model_image *ret_image,
                          struct cox_error *err)
 {
-    struct cox_model_block_head head;
+    struct cox_model_image_head head;
     struct cox_model_config config;
 
     if (size < sizeof head)
-        return cox_fail(err, COX_CORRUPT, "a block of %llu bytes is too small for a model",
+        return cox_fail(err, COX_CORRUPT, "an image of %llu bytes is too small for a model",
                         (unsigned long long)size);
-    memcpy(&head, block, sizeof head);
-    if (head.magic != COX_MODEL_BLOCK_MAGIC || head.check != head_check(&head))
-        return cox_fail(err, COX_CORRUPT, "the block does not start with the head of a model");
-    if (head.version != COX_MODEL_BLOCK_VERSION || head.head_size != COX_MODEL_BLOCK_HEAD_SIZE)
+    memcpy(&head, image, sizeof head);
+    if (head.magic != COX_MODEL_IMAGE_MAGIC || head.check != head_check(&head))
+        return cox_fail(err, COX_CORRUPT, "the image does not start with the head of a model");
+    if (head.version != COX_MODEL_IMAGE_VERSION || head.head_size != COX_MODEL_IMAGE_HEAD_SIZE)
         return cox_fail(err, COX_VERSION,
-                        "the block's layout has version %u, this program reads %u", head.version,
-                        COX_MODEL_BLOCK_VERSION);
+                        "the image's layout has version %u, this program reads %u", head.version,
+                        COX_MODEL_IMAGE_VERSION);
     config = head_config(&head);
     if (!config_makes_sense(&config))
-        return cox_fail(err, COX_CORRUPT, "the block's configuration is invalid");
-    if (head.weights_offset != COX_MODEL_BLOCK_HEAD_SIZE ||
-        cox_model_block_size(&config) != head.weights_offset + head.weights_size ||
+        return cox_fail(err, COX_CORRUPT, "the image's configuration is invalid");
+    if (head.weights_offset != COX_MODEL_IMAGE_HEAD_SIZE ||
+        cox_model_image_size(&config) != head.weights_offset + head.weights_size ||
         head.weights_offset + head.weights_size > size)
         return cox_fail(
             err, COX_CORRUPT,
-            "the block has %llu bytes, with %llu of weights from byte %llu on; its configuration implies %llu",
+            "the image has %llu bytes, with %llu of weights from byte %llu on; its configuration implies %llu",
             (unsigned long long)size, (unsigned long long)head.weights_size,
             (unsigned long long)head.weights_offset,
-            (unsigned long long)cox_model_block_size(&config));
-    *ret_block = (struct cox_model_block){
+            (unsigned long long)cox_model_image_size(&config));
+    *ret_image = (struct cox_model_image){
         .config = config,
         .digest = head.digest,
-        .weights = (const float *)((const char *)block + COX_MODEL_BLOCK_HEAD_SIZE),
+        .weights = (const float *)((const char *)image + COX_MODEL_IMAGE_HEAD_SIZE),
         .weights_size = head.weights_size,
     };
     return 0;

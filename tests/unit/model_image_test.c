@@ -1,9 +1,9 @@
 /*
- * block: a model in one block of memory, and its digest.
+ * model_image: a model in one image, and its digest.
  */
 #include "channel/base/hash.h"
-#include "engine/model/block.h"
-#include "engine/model/block_layout.h"
+#include "engine/model/model_image.h"
+#include "engine/model/model_image_layout.h"
 #include "engine/model/digest.h"
 #include "model_fixture.h"
 #include "tests/lib/test.h"
@@ -45,29 +45,29 @@ static uint64_t digest_of(const char *folder)
     return digest;
 }
 
-/* A block of the folder's model. */
+/* An image of the folder's model. */
 static void *fill(struct cox_model_config *config, uint64_t *ret_size)
 {
-    void *block;
+    void *image;
 
     assert_ok(cox_model_folder_config(directory, config, test_err()));
-    *ret_size = cox_model_block_size(config);
-    block = test_own(aligned_alloc(COX_WEIGHTS_ALIGNMENT, *ret_size), free);
-    assert_non_null(block);
-    memset(block, 0xff, *ret_size);
-    assert_ok(cox_model_block_fill(config, directory, block, NULL, NULL, test_err()));
-    return block;
+    *ret_size = cox_model_image_size(config);
+    image = test_own(aligned_alloc(COX_WEIGHTS_ALIGNMENT, *ret_size), free);
+    assert_non_null(image);
+    memset(image, 0xff, *ret_size);
+    assert_ok(cox_model_image_fill(config, directory, image, NULL, NULL, test_err()));
+    return image;
 }
 
-TEST(weights_block_is_a_whole_model)
+TEST(model_image_is_a_whole_model)
 {
     struct cox_model_config config;
-    struct cox_model_block found;
+    struct cox_model_image found;
     uint64_t size;
     float *alone;
-    void *block = fill(&config, &size);
+    void *image = fill(&config, &size);
 
-    assert_ok(cox_model_block_read(block, size, &found, test_err()));
+    assert_ok(cox_model_image_read(image, size, &found, test_err()));
     assert_ok(cox_model_config_compare(&config, &found.config, test_err()));
     assert_int_equal(found.config.eos_token_count, config.eos_token_count);
     assert_memory_equal(found.config.eos_tokens, config.eos_tokens, sizeof config.eos_tokens);
@@ -83,80 +83,80 @@ TEST(weights_block_is_a_whole_model)
     assert_memory_equal(alone, found.weights, found.weights_size);
 }
 
-/* Any byte of the head, and any length too short, is refused; nothing is read behind the block. */
-TEST(weights_block_bad_heads_are_refused)
+/* Any byte of the head, and any length too short, is refused; nothing is read behind the image. */
+TEST(model_image_bad_heads_are_refused)
 {
     struct cox_model_config config;
-    struct cox_model_block found;
+    struct cox_model_image found;
     uint64_t size;
-    unsigned char *block = fill(&config, &size);
+    unsigned char *image = fill(&config, &size);
 
-    for (size_t i = 0; i < COX_MODEL_BLOCK_HEAD_SIZE; i++)
+    for (size_t i = 0; i < COX_MODEL_IMAGE_HEAD_SIZE; i++)
         for (unsigned bit = 0; bit < 8; bit += 7) {
-            block[i] ^= (unsigned char)(1u << bit);
-            assert_int_not_equal(cox_model_block_read(block, size, &found, NULL), 0);
-            block[i] ^= (unsigned char)(1u << bit);
+            image[i] ^= (unsigned char)(1u << bit);
+            assert_int_not_equal(cox_model_image_read(image, size, &found, NULL), 0);
+            image[i] ^= (unsigned char)(1u << bit);
         }
-    assert_int_equal(cox_model_block_read(block, size - 1, &found, NULL), COX_CORRUPT);
-    assert_int_equal(cox_model_block_read(block, 10, &found, NULL), COX_CORRUPT);
-    assert_int_equal(cox_model_block_read(block, size, &found, NULL), 0);
+    assert_int_equal(cox_model_image_read(image, size - 1, &found, NULL), COX_CORRUPT);
+    assert_int_equal(cox_model_image_read(image, 10, &found, NULL), COX_CORRUPT);
+    assert_int_equal(cox_model_image_read(image, size, &found, NULL), 0);
 }
 
 /* A head that is well formed and says what cannot be. */
-TEST(weights_block_impossible_configurations_are_refused)
+TEST(model_image_impossible_configurations_are_refused)
 {
     static const struct {
         size_t offset;
         uint32_t value;
     } rows[] = {
-        {offsetof(struct cox_model_block_head, hidden_size), 0},
-        {offsetof(struct cox_model_block_head, hidden_size), 65537},
-        {offsetof(struct cox_model_block_head, hidden_size), 64},
-        {offsetof(struct cox_model_block_head, intermediate_size), 40},
-        {offsetof(struct cox_model_block_head, intermediate_size), UINT32_MAX},
-        {offsetof(struct cox_model_block_head, layer_count), 0},
-        {offsetof(struct cox_model_block_head, layer_count), 3},
-        {offsetof(struct cox_model_block_head, head_count), 7},
-        {offsetof(struct cox_model_block_head, kv_head_count), 0},
-        {offsetof(struct cox_model_block_head, kv_head_count), 3},
-        {offsetof(struct cox_model_block_head, head_dim), 3},
-        {offsetof(struct cox_model_block_head, vocab_size), 1},
-        {offsetof(struct cox_model_block_head, vocab_size), UINT32_MAX},
-        {offsetof(struct cox_model_block_head, position_count_max), 0},
-        {offsetof(struct cox_model_block_head, bos_token), 37},
-        {offsetof(struct cox_model_block_head, eos_token_count), 9},
-        {offsetof(struct cox_model_block_head, eos_tokens), 37},
-        {offsetof(struct cox_model_block_head, eos_tokens), UINT32_MAX},
-        {offsetof(struct cox_model_block_head, rms_norm_eps), 0},
-        {offsetof(struct cox_model_block_head, rms_norm_eps), 0x7fc00000}, /* no number */
-        {offsetof(struct cox_model_block_head, rope_theta) + 4, 0x7ff80000},
-        {offsetof(struct cox_model_block_head, rope_type), 1}, /* and none of its numbers */
-        {offsetof(struct cox_model_block_head, rope_type), 2},
-        {offsetof(struct cox_model_block_head, weights_offset), 64},
-        {offsetof(struct cox_model_block_head, weights_offset) + 4, UINT32_MAX},
-        {offsetof(struct cox_model_block_head, weights_size) + 4, UINT32_MAX},
+        {offsetof(struct cox_model_image_head, hidden_size), 0},
+        {offsetof(struct cox_model_image_head, hidden_size), 65537},
+        {offsetof(struct cox_model_image_head, hidden_size), 64},
+        {offsetof(struct cox_model_image_head, intermediate_size), 40},
+        {offsetof(struct cox_model_image_head, intermediate_size), UINT32_MAX},
+        {offsetof(struct cox_model_image_head, layer_count), 0},
+        {offsetof(struct cox_model_image_head, layer_count), 3},
+        {offsetof(struct cox_model_image_head, head_count), 7},
+        {offsetof(struct cox_model_image_head, kv_head_count), 0},
+        {offsetof(struct cox_model_image_head, kv_head_count), 3},
+        {offsetof(struct cox_model_image_head, head_dim), 3},
+        {offsetof(struct cox_model_image_head, vocab_size), 1},
+        {offsetof(struct cox_model_image_head, vocab_size), UINT32_MAX},
+        {offsetof(struct cox_model_image_head, position_count_max), 0},
+        {offsetof(struct cox_model_image_head, bos_token), 37},
+        {offsetof(struct cox_model_image_head, eos_token_count), 9},
+        {offsetof(struct cox_model_image_head, eos_tokens), 37},
+        {offsetof(struct cox_model_image_head, eos_tokens), UINT32_MAX},
+        {offsetof(struct cox_model_image_head, rms_norm_eps), 0},
+        {offsetof(struct cox_model_image_head, rms_norm_eps), 0x7fc00000}, /* no number */
+        {offsetof(struct cox_model_image_head, rope_theta) + 4, 0x7ff80000},
+        {offsetof(struct cox_model_image_head, rope_type), 1}, /* and none of its numbers */
+        {offsetof(struct cox_model_image_head, rope_type), 2},
+        {offsetof(struct cox_model_image_head, weights_offset), 64},
+        {offsetof(struct cox_model_image_head, weights_offset) + 4, UINT32_MAX},
+        {offsetof(struct cox_model_image_head, weights_size) + 4, UINT32_MAX},
     };
     struct cox_model_config config;
-    struct cox_model_block found;
-    struct cox_model_block_head good, bad;
+    struct cox_model_image found;
+    struct cox_model_image_head good, bad;
     uint64_t size;
-    unsigned char *block = fill(&config, &size);
+    unsigned char *image = fill(&config, &size);
 
-    memcpy(&good, block, sizeof good);
+    memcpy(&good, image, sizeof good);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         bad = good;
         memcpy((unsigned char *)&bad + rows[i].offset, &rows[i].value, sizeof rows[i].value);
         bad.check =
-            cox_hash_bytes(COX_HASH_START, &bad, offsetof(struct cox_model_block_head, check));
-        memcpy(block, &bad, sizeof bad);
-        if (cox_model_block_read(block, size, &found, NULL) != COX_CORRUPT)
+            cox_hash_bytes(COX_HASH_START, &bad, offsetof(struct cox_model_image_head, check));
+        memcpy(image, &bad, sizeof bad);
+        if (cox_model_image_read(image, size, &found, NULL) != COX_CORRUPT)
             fail_msg("row %zu was taken", i);
     }
     bad = good;
     bad.version++;
-    bad.check = cox_hash_bytes(COX_HASH_START, &bad, offsetof(struct cox_model_block_head, check));
-    memcpy(block, &bad, sizeof bad);
-    assert_int_equal(cox_model_block_read(block, size, &found, NULL), COX_VERSION);
+    bad.check = cox_hash_bytes(COX_HASH_START, &bad, offsetof(struct cox_model_image_head, check));
+    memcpy(image, &bad, sizeof bad);
+    assert_int_equal(cox_model_image_read(image, size, &found, NULL), COX_VERSION);
 }
 
 static void change_byte(const char *name, off_t offset)
@@ -267,16 +267,16 @@ static bool yes(void *context, uint32_t done, uint32_t count)
 TEST(weights_loading_can_be_given_up)
 {
     struct cox_model_config config;
-    struct cox_model_block found;
+    struct cox_model_image found;
     uint64_t size;
     int asked = 0;
-    void *block = fill(&config, &size);
+    void *image = fill(&config, &size);
 
-    assert_int_equal(cox_model_block_fill(&config, directory, block, yes, &asked, NULL),
+    assert_int_equal(cox_model_image_fill(&config, directory, image, yes, &asked, NULL),
                      COX_ABORTED);
     assert_int_equal(asked, 1);
     /* And what was there before is no model any more. */
-    assert_int_equal(cox_model_block_read(block, size, &found, NULL), COX_CORRUPT);
+    assert_int_equal(cox_model_image_read(image, size, &found, NULL), COX_CORRUPT);
 }
 
 /* In the midst of it there are other weights of the same shapes. */
@@ -291,16 +291,16 @@ static bool rewrite(void *context, uint32_t done, uint32_t count)
 TEST(weights_that_change_while_they_are_loaded_are_no_model)
 {
     struct cox_model_config config;
-    struct cox_model_block found;
+    struct cox_model_image found;
     uint64_t size;
     int asked = 0;
-    void *block = fill(&config, &size);
+    void *image = fill(&config, &size);
 
-    assert_refused(cox_model_block_fill(&config, directory, block, rewrite, &asked, test_err()),
+    assert_refused(cox_model_image_fill(&config, directory, image, rewrite, &asked, test_err()),
                    COX_INVALID, "changed while it was read");
-    assert_int_equal(cox_model_block_read(block, size, &found, NULL), COX_CORRUPT);
+    assert_int_equal(cox_model_image_read(image, size, &found, NULL), COX_CORRUPT);
     asked = 2; /* and now it stays */
-    assert_int_equal(cox_model_block_fill(&config, directory, block, rewrite, &asked, NULL), 0);
-    assert_int_equal(cox_model_block_read(block, size, &found, NULL), 0);
+    assert_int_equal(cox_model_image_fill(&config, directory, image, rewrite, &asked, NULL), 0);
+    assert_int_equal(cox_model_image_read(image, size, &found, NULL), 0);
     assert_true(found.digest == digest_of(directory));
 }
