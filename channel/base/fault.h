@@ -101,7 +101,7 @@
     X(RANK_DONE, "rank.done")                                                                      \
     X(REPORT_CLAIMED, "report.claimed") /* the slot of the error channel is its own */             \
     X(REPORT_WRITTEN, "report.written")                                                            \
-    /* The model's weights: the coordinator's block, and what ranks do with it. */                 \
+    /* The model's weights: the coordinator's image, and what ranks do with it. */                 \
     X(WEIGHTS_FILLED, "weights.filled")       /* no other process knows of it */                   \
     X(WEIGHTS_PUBLISHED, "weights.published") /* no step is of this version yet */                 \
     X(WEIGHTS_RETIRED, "weights.retired")     /* the coordinator has let one that is no more go */ \

@@ -10,14 +10,14 @@
 #include "large_payload.h"
 
 #define HUGE_PAGE_SIZE ((size_t)2 << 20)
-/* Of each block, so that its size is known from what malloc says is usable: glibc aligns inside a
- * mapping, and leaves up to a huge page behind the block, which must not look like a part of it. */
+/* Of each buffer, so that its size is known from what malloc says is usable: glibc aligns inside a
+ * mapping, and leaves up to a huge page behind the buffer, which must not look like a part of it. */
 #define SPARE_SIZE ((size_t)64)
 
 struct kept {
     /* the last freed one last: its pages are most likely in a cache */
     uint32_t count;
-    uint8_t *blocks[COX_REPLY_MEMORY_COUNT];
+    uint8_t *buffers[COX_REPLY_MEMORY_COUNT];
 };
 
 static struct {
@@ -27,17 +27,18 @@ static struct {
     struct kept small, large;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* The size of blocks for this size: whole huge pages, or a power of two. */
-static size_t block_size_for(size_t size)
+/* Whole huge pages, or a power of two. */
+static size_t buffer_size_for(size_t size)
 {
-    size_t block = COX_REPLY_MEMORY_SIZE_MIN;
-    while (block < size && block < HUGE_PAGE_SIZE)
-        block *= 2;
-    return block >= size ? block : (size + HUGE_PAGE_SIZE - 1) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
+    size_t rounded = COX_REPLY_MEMORY_SIZE_MIN;
+    while (rounded < size && rounded < HUGE_PAGE_SIZE)
+        rounded *= 2;
+    return rounded >= size ? rounded
+                           : (size + HUGE_PAGE_SIZE - 1) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
 }
 
 /* 0: malloc's own, too small or not aligned. What malloc gives beyond the size is not used. */
-static size_t block_size(uint8_t *bytes)
+static size_t buffer_size(uint8_t *bytes)
 {
     const size_t usable = bytes ? malloc_usable_size(bytes) : 0;
     size_t size = COX_REPLY_MEMORY_SIZE_MIN;
@@ -58,10 +59,10 @@ static struct kept *kept_of(size_t size)
 
 static uint8_t *kept_remove(struct kept *kept, uint32_t index)
 {
-    uint8_t *bytes = kept->blocks[index];
+    uint8_t *bytes = kept->buffers[index];
     kept->count--;
-    memmove(&kept->blocks[index], &kept->blocks[index + 1],
-            (kept->count - index) * sizeof kept->blocks[0]);
+    memmove(&kept->buffers[index], &kept->buffers[index + 1],
+            (kept->count - index) * sizeof kept->buffers[0]);
     return bytes;
 }
 
@@ -88,7 +89,7 @@ void cox_reply_memory_end(void)
     pthread_mutex_unlock(&pool.lock);
 }
 
-/* A kept block of this size; NULL: there is none. In the child of a fork the lock may be held by a
+/* A kept buffer of this size; NULL: there is none. In the child of a fork the lock may be held by a
  * thread that does not exist there: then there is no pool. */
 static uint8_t *pool_take(size_t size)
 {
@@ -97,7 +98,7 @@ static uint8_t *pool_take(size_t size)
         return NULL;
     struct kept *kept = kept_of(size);
     for (uint32_t i = kept->count; !bytes && i > 0; i--)
-        if (block_size(kept->blocks[i - 1]) == size)
+        if (buffer_size(kept->buffers[i - 1]) == size)
             bytes = kept_remove(kept, i - 1);
     pthread_mutex_unlock(&pool.lock);
     return bytes;
@@ -107,7 +108,7 @@ uint8_t *cox_reply_memory_alloc(size_t size)
 {
     if (size < COX_REPLY_MEMORY_SIZE_MIN)
         return malloc(size ? size : 1);
-    const size_t rounded = block_size_for(size);
+    const size_t rounded = buffer_size_for(size);
     const bool is_huge = size >= HUGE_PAGE_SIZE; /* below, one would be more than is asked for */
     uint8_t *bytes = pool_take(rounded);
     if (bytes)
@@ -123,12 +124,12 @@ uint8_t *cox_reply_memory_alloc(size_t size)
 
 void cox_reply_memory_free(uint8_t *bytes)
 {
-    const size_t size = block_size(bytes);
+    const size_t size = buffer_size(bytes);
     if (size > 0 && size <= COX_LARGE_PAYLOAD_KEEP_SIZE && pthread_mutex_trylock(&pool.lock) == 0) {
         struct kept *kept = kept_of(size);
         if (pool.user_count > 0) {
             uint8_t *oldest = kept->count == COX_REPLY_MEMORY_COUNT ? kept_remove(kept, 0) : NULL;
-            kept->blocks[kept->count++] = bytes;
+            kept->buffers[kept->count++] = bytes;
             bytes = oldest;
         }
         pthread_mutex_unlock(&pool.lock);

@@ -1,7 +1,7 @@
 /*
  * reply_memory: the private memory that large replies are copied to. Fresh pages cost more than the
  * copy into them, so what is freed is kept for the next reply of about the same size: at most
- * COX_REPLY_MEMORY_COUNT blocks below a huge page in a process, from COX_REPLY_MEMORY_SIZE_MIN on,
+ * COX_REPLY_MEMORY_COUNT buffers below a huge page in a process, from COX_REPLY_MEMORY_SIZE_MIN on,
  * as many above, up to COX_LARGE_PAYLOAD_KEEP_SIZE, and only while it has a group.
  *
  * A host may take such memory, and free it after the group has ended (cox_executor_take_reply).
@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define COX_REPLY_MEMORY_COUNT 8
-/* From here on malloc maps memory for each block, whose pages are new. */
+/* From here on malloc maps memory for each buffer, whose pages are new. */
 #define COX_REPLY_MEMORY_SIZE_MIN ((size_t)128 << 10)
 #define COX_REPLY_MEMORY_ALIGNMENT ((size_t)64)
 

@@ -292,7 +292,7 @@ COX_LAYOUT_AT(cox_layout_identity, pid, 4);
 COX_LAYOUT_AT(cox_layout_identity, start, 8);
 COX_LAYOUT_AT(cox_layout_identity, incarnation, 16);
 _Static_assert(sizeof(struct cox_layout_identity) == COX_LINE_SIZE, "identity line size");
-_Static_assert(sizeof(struct cox_layout_rank) == 16 * COX_LINE_SIZE, "rank block size");
+_Static_assert(sizeof(struct cox_layout_rank) == 16 * COX_LINE_SIZE, "rank size");
 COX_LAYOUT_AT(cox_layout_control, abort, 512);
 COX_LAYOUT_AT(cox_layout_control, channels, 640);
 COX_LAYOUT_AT(cox_layout_control, ranks, 5248);
