@@ -11,7 +11,8 @@
 
 #define HUGE_PAGE_SIZE ((size_t)2 << 20)
 /* Of each buffer, so that its size is known from what malloc says is usable: glibc aligns inside a
- * mapping, and leaves up to a huge page behind the buffer, which must not look like a part of it. */
+ * mapping, and leaves up to a huge page behind the buffer, which must not look like a part of
+ * it. */
 #define SPARE_SIZE ((size_t)64)
 
 struct kept {

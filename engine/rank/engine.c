@@ -583,8 +583,6 @@ static int engine_init(void *context, const struct cox_init_request *request,
     struct cox_group_options options = *request->group;
     int r;
 
-    if (!options.mirrored)
-        options.value_size = COX_GROUP_VALUE_SIZE_MIN;
     options.deadline_ns = cox_deadline_after_ms(WAIT_MS);
     options.cancelled = cancelled;
     options.context = engine;

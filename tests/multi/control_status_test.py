@@ -222,6 +222,15 @@ def test_p2_status_reports_a_dead_worker_while_the_others_keep_the_group_up():
 
 
 @test
+def test_m10_link_status_says_which_rank_cannot_reply():
+    with Group(2, ["--on-death", "wait"]) as group:
+        os.kill(group.pids[1], signal.SIGKILL)
+        wait_until(lambda: group.status()["ranks"][1]["liveness"] == "dead", "a death")
+        expect(run(["link-status", "--name", group.name]), 3, "rank 1", "killed by signal 9")
+        expect(group.stop(), 0)
+
+
+@test
 def test_p10_last_words_of_odd_bytes_are_text_for_people_and_programs():
     odd = 'printf "\\033[31mred \\377\\376\\302\\205 \\t\\"quoted\\" \\303\\244 \\355\\240\\200\\nlast\\001\\n" >&2; exec "$0"'
     command = ["--", "sh", "-c", odd, program("scripted_worker")]

@@ -255,11 +255,17 @@ static void step_hang(const char *mode, const char *trick, const char *line, uin
     assert_int_equal(test_call(g, NULL, "grace %" PRIu64, grace_ms), 0);
     for (int round = 0; round < 2; round++) {
         assert_int_equal(test_call(g, NULL, "only 2 step %s 1", trick), 0);
+        const uint64_t begin_ns = cox_now_ns();
         submit_step(g, &chat);
         test_await_lines(g, 2, line, (size_t)round + 1);
         await_others(g, COX_CHANNEL_EXECUTE, 2);
         expect_recovered(g, round ? COX_RECOVER_PAUSE_NET : COX_RECOVER_PAUSE);
-        expect_rank(test_await(g, (size_t)round), 2, code, words);
+        const struct test_completion *c = test_await(g, (size_t)round);
+        expect_rank(c, 2, code, words);
+        uint64_t ms;
+        if (code == COX_ABORTED &&
+            sscanf(strstr(c->ranks[2].text, words), "was left after %" SCNu64 " ms", &ms) == 1)
+            assert_true(ms <= (cox_now_ns() - begin_ns) / COX_NSEC_PER_MSEC);
         for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
             expect_refused(g, rank);
         expect_recovered(g, COX_RECOVER_REINIT);

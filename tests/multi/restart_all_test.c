@@ -217,6 +217,73 @@ TEST(m15_a_stop_ends_it)
     }
 }
 
+/* Lets the supervisor thread start nothing until a restart has ended, or for 20 s. */
+struct busy_hook {
+    atomic_bool entered, restart_ended, in_time;
+};
+
+static void death_of_rank_0(void *context, uint32_t rank, const char *text)
+{
+    struct busy_hook *hook = context;
+    const uint64_t until_ns = cox_deadline_after_ms(20000);
+    (void)text;
+    if (rank != 0)
+        return;
+    atomic_store(&hook->entered, true);
+    while (!atomic_load(&hook->restart_ended) && cox_now_ns() < until_ns)
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    atomic_store(&hook->in_time, atomic_load(&hook->restart_ended));
+}
+
+struct hooked_restarter {
+    struct restarter restarter;
+    struct busy_hook *hook;
+};
+
+static void *hooked_restarter_main(void *argument)
+{
+    struct hooked_restarter *hooked = argument;
+    restarter_main(&hooked->restarter);
+    atomic_store(&hooked->hook->restart_ended, true);
+    return NULL;
+}
+
+static void kill_rank(struct cox_executor *executor, uint32_t rank)
+{
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[2];
+    cox_executor_read_status(executor, &status, ranks);
+    assert_int_equal(kill(ranks[rank].pid, SIGKILL), 0);
+    AWAIT((cox_executor_read_status(executor, &status, ranks),
+           ranks[rank].liveness == COX_LIVENESS_DEAD));
+}
+
+/* It waits for the supervisor thread, which is in the hook of another death. */
+TEST(m15_a_stop_ends_one_that_has_not_begun)
+{
+    struct busy_hook hook = {0};
+    const char *const command[] = {test_worker_program(), NULL};
+    const struct cox_executor_options options = {.size = sizeof options,
+                                                 .rank_count = 2,
+                                                 .workers.command = command,
+                                                 .memory.attach = test_attach(),
+                                                 .hooks.context = &hook,
+                                                 .hooks.death = death_of_rank_0};
+    struct cox_executor *executor;
+    assert_ok(cox_executor_start(&options, &executor, test_err()));
+    kill_rank(executor, 1);
+    kill_rank(executor, 0);
+    AWAIT(atomic_load(&hook.entered));
+    struct hooked_restarter hooked = {{executor, 1, 0}, &hook};
+    pthread_t thread = test_thread(hooked_restarter_main, &hooked);
+    nanosleep(&(struct timespec){.tv_nsec = 100 * COX_NSEC_PER_MSEC}, NULL); /* to come there */
+    cox_executor_stop(executor);
+    pthread_join(thread, NULL);
+    cox_executor_free(executor);
+    assert_int_equal(hooked.restarter.status, COX_CLOSED);
+    assert_true(atomic_load(&hook.in_time));
+}
+
 struct caller {
     struct cox_executor *executor;
     atomic_bool stop;

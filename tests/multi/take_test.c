@@ -53,7 +53,7 @@ TEST(an_error_names_process_and_cause)
 
 TEST(a_long_reply_goes_out_of_line)
 {
-    test_needs_processes(); /* whose the block is, is checked */
+    test_needs_processes(); /* whose the memory is, is checked */
     OWN_GROUP *g = takers(2, 0);
     OWN_COMPLETION c = {0};
     const size_t size = 1u << 20; /* a slot has 64 KiB */

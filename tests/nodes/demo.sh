@@ -17,8 +17,13 @@ cluster_node a
 agent_a=$net_pid
 cluster_node b
 agent_b=$net_pid
-cluster_lead a:4,b:4
+cluster_lead a:4,b:4 --size transfer.request=512K
 cluster_ready
+# The nodes' memory has the sizes that the lead has been given.
+sizes=$(grep -h '/big\.[ab]_transfer_request' /proc/[0-9]*/maps 2>/dev/null | while IFS=' -' read -r begin end _; do
+    echo $((0x$end - 0x$begin))
+done | sort -u)
+[ "$sizes" = 524288 ] || { echo "the transfer channel's requests have '$sizes' bytes"; exit 1; }
 echo "8 ranks on two machines:"
 cluster_run status --name big | grep '^rank'
 
