@@ -388,10 +388,11 @@ int cox_collector_fd(struct cox_collector *collector, const int *rank_fds, int *
 
 /* A dead rank is about to be replaced. From now on requests that ask it are refused with
  * COX_PEER_DEAD. Returns when all requests that asked it have ended, and their handlers have
- * returned: 0; COX_TIMEOUT. Not inside a handler. */
+ * returned: 0, and no thread reads its words until it is attached; COX_TIMEOUT. Not inside a
+ * handler. */
 int cox_collector_detach(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns);
-/* After detach: gives the next process of the rank a clean state in the channel: no owed replies,
- * its lines reset, and wakeups as of cox_gate_reset. Returns 0 or -errno. */
+/* After detach: gives the next process of the rank a clean state in the channel: its lines reset,
+ * and wakeups as of cox_gate_reset. Returns 0 or -errno. */
 int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank,
                              int ret_fds[COX_WAKEUP_COUNT], struct cox_error *err);
 /* Resets the lines once more: the rank itself may have written to them since, or they are in other

@@ -6,6 +6,15 @@
 
 #include "channel/base/fault.h"
 
+/* A dead rank is pending in no request any more. So no thread reads its words, whose memory is
+ * replaced next. */
+static void collector_drop_pending(struct cox_collector *collector, uint32_t rank)
+{
+    for (uint32_t frame = 0; frame < collector_geometry(collector)->depth; frame++)
+        if (cox_rank_set_has(&collector->entries[frame].asked, rank))
+            cox_rank_set_add(&collector->entries[frame].consumed, rank);
+}
+
 int cox_collector_detach(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns)
 {
     /* Under submit_lock: every thread that has begun a request has opened its gate by now. */
@@ -16,6 +25,8 @@ int cox_collector_detach(struct cox_collector *collector, uint32_t rank, uint64_
     pthread_mutex_unlock(&collector->submit_lock);
     /* All requests that ask it end soon, because it is dead. */
     const int r = cox_collector_await_rank(collector, rank, deadline_ns);
+    if (r == 0)
+        collector_drop_pending(collector, rank);
     pthread_mutex_unlock(&collector->lock);
     cox_fault_point(COX_FAULT_RANK_LEFT_OUT);
     return r;
@@ -47,12 +58,8 @@ int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank,
     cox_tokens_reset(channel->tokens, rank, collector->published,
                      cox_rank_incarnation(&collector->records[rank]));
     int r = cox_gate_reset(&channel->gate, channel->id, rank, geometry->depth, ret_fds, err);
-    if (r == 0) {
+    if (r == 0)
         collector_reset_line(collector, rank);
-        for (uint32_t frame = 0; frame < geometry->depth; frame++)
-            if (cox_rank_set_has(&collector->entries[frame].asked, rank))
-                cox_rank_set_add(&collector->entries[frame].consumed, rank);
-    }
     pthread_mutex_unlock(&collector->lock);
     return r;
 }

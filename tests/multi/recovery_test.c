@@ -292,7 +292,9 @@ RECOVERY_TEST(p8_a_death_that_is_not_told_yet_is_waited_for)
 {
     struct task task = {.run = task_await, .code = COX_PEER_DEAD};
     group_start(2, NULL, no_config, POLICY(.on_death = COX_ON_DEATH_RESTART));
+    pthread_mutex_lock(&group.lock);
     group.hold = true;
+    pthread_mutex_unlock(&group.lock);
     kill_rank(1);
     await_deaths(1);
     task_start(&task);
