@@ -269,6 +269,8 @@ TEST(m15_a_stop_ends_one_that_has_not_begun)
                                                  .memory.attach = test_attach(),
                                                  .hooks.context = &hook,
                                                  .hooks.death = death_of_rank_0};
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[2];
     struct cox_executor *executor;
     assert_ok(cox_executor_start(&options, &executor, test_err()));
     kill_rank(executor, 1);
@@ -276,7 +278,7 @@ TEST(m15_a_stop_ends_one_that_has_not_begun)
     AWAIT(atomic_load(&hook.entered));
     struct hooked_restarter hooked = {{executor, 1, 0}, &hook};
     pthread_t thread = test_thread(hooked_restarter_main, &hooked);
-    nanosleep(&(struct timespec){.tv_nsec = 100 * COX_NSEC_PER_MSEC}, NULL); /* to come there */
+    AWAIT((cox_executor_read_status(executor, &status, ranks), ranks[1].incarnation == 2));
     cox_executor_stop(executor);
     pthread_join(thread, NULL);
     cox_executor_free(executor);

@@ -67,6 +67,11 @@ TEST(p8_p4_the_next_incarnation_owes_nothing)
             snprintf(text, sizeof text, "request %" PRIu32, k);
             test_expect_echo(g, text);
         }
+        /* Nor has it replied to what the dead one owed. */
+        struct cox_executor_status status;
+        struct cox_rank_status ranks[2];
+        cox_executor_read_status(test_group_executor(g), &status, ranks);
+        assert_int_equal(ranks[1].late_replies, 0);
     }
 }
 
